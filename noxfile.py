@@ -1,0 +1,102 @@
+"""Every chore of the project, each in an environment that nox makes for it.
+
+``nox -l`` lists them; ``nox -s tests -- -k staging`` hands arguments on.
+"""
+
+from __future__ import annotations
+
+import nox
+
+nox.needs_version = ">=2025.5.1"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["tests", "lint", "types", "layers", "docs"]
+
+SIMULATOR = {"STREAMFLOW_BACKEND": "sim"}
+LINT_TOOLS: list[str] = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"][
+    "lint"
+]
+
+
+def _install(session: nox.Session, *extras: str) -> None:
+    """Install the project as a user gets it: a built wheel, no editable link."""
+    session.install(f".[{','.join(extras)}]")
+
+
+def _install_tool(session: nox.Session, name: str) -> None:
+    """Install one tool that reads the sources and needs nothing else."""
+    session.install(*(tool for tool in LINT_TOOLS if tool.startswith(name)))
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Run the demonstration: a GPU where there is one, the simulator elsewhere."""
+    _install(session, "cli", "demo")
+    session.run("streamflow", "demo", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests on the simulator."""
+    _install(session, "test")
+    session.run("pytest", *session.posargs, env=SIMULATOR)
+
+
+@nox.session
+def stress(session: nox.Session) -> None:
+    """Run the tests that take minutes, on the simulator."""
+    _install(session, "test")
+    session.run("pytest", "-m", "stress", *session.posargs, env=SIMULATOR)
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Run the tests that need a CUDA device."""
+    _install(session, "nvrtc", "test")
+    session.run("pytest", "-m", "gpu", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure the figures of docs/explanation/performance.md on this machine."""
+    _install(session, "nvrtc", "test")
+    session.run(
+        "pytest",
+        "tests/benchmarks",
+        *("-m", "", "-s", "--timeout=0"),
+        *("-o", "python_files=bench_*.py", "-o", "python_functions=bench_*"),
+        *session.posargs,
+    )
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting."""
+    _install_tool(session, "ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types."""
+    _install(session, "cli", "lint", "test")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """Check that imports go one way."""
+    _install_tool(session, "import-linter")
+    session.run("lint-imports", "--no-logo", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a warning is an error."""
+    _install(session, "docs")
+    session.run(
+        *("sphinx-build", "-W", "--keep-going", "-b", "html", "-E"),
+        *("-d", "docs/_build/doctrees", "docs", "docs/_build/html"),
+        *session.posargs,
+    )

@@ -1,0 +1,65 @@
+"""streamflow: an async/await task-graph runtime for CUDA with stream-ordered memory."""
+
+from streamflow.backends import register_backend
+from streamflow.backends.base import Access, DeviceProperties, PoolInfo
+from streamflow.config import Settings
+from streamflow.device import Device, DeviceStats
+from streamflow.errors import (
+    BackendUnavailable,
+    Closed,
+    CompileFailed,
+    DeviceError,
+    DeviceLost,
+    LaunchFailed,
+    OpCancelled,
+    OutOfDeviceMemory,
+    SimulatorWarning,
+    StreamflowError,
+    UpstreamFailed,
+    WrongThread,
+)
+from streamflow.runtime.array import DeviceArray
+from streamflow.runtime.collect import as_completed, gather
+from streamflow.runtime.kernel import Kernel, kernel
+from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.stream import Lane, Stream
+from streamflow.trace.answers import Overlap
+from streamflow.trace.model import EdgeReason, Trace, TracedEdge, TracedOp
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Access",
+    "BackendUnavailable",
+    "Closed",
+    "CompileFailed",
+    "Device",
+    "DeviceArray",
+    "DeviceError",
+    "DeviceLost",
+    "DeviceProperties",
+    "DeviceStats",
+    "EdgeReason",
+    "Kernel",
+    "Lane",
+    "LaunchFailed",
+    "Op",
+    "OpCancelled",
+    "OpState",
+    "OutOfDeviceMemory",
+    "Overlap",
+    "PoolInfo",
+    "Settings",
+    "SimulatorWarning",
+    "Stream",
+    "StreamflowError",
+    "Trace",
+    "TracedEdge",
+    "TracedOp",
+    "UpstreamFailed",
+    "WrongThread",
+    "as_completed",
+    "gather",
+    "kernel",
+    "register_backend",
+]

@@ -1,0 +1,278 @@
+"""The one narrow door to hardware: the verbs a backend offers, named as cuda.core names them.
+
+Handles stay small and are the backend's own: on CUDA a stream *is* a
+``cuda.core.Stream`` and an event *is* a ``cuda.core.Event``, so the hot path
+pays no wrapper. Verbs are thread-safe. Those ending in ``_blocking`` may block
+their thread and are never called on the event loop (rule R1). Addresses are
+plain ints; every host address given to a copy must lie in memory from
+:meth:`Backend.allocate_pinned_blocking`.
+
+A backend raises its own errors; :meth:`Backend.translate` turns any of them into
+streamflow's tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from streamflow.errors import StreamflowError
+
+__all__ = [
+    "Access",
+    "Backend",
+    "DeviceProperties",
+    "Event",
+    "KernelSpec",
+    "Parameter",
+    "PoolInfo",
+    "Stream",
+]
+
+
+class Access(Enum):
+    """What a kernel does with the memory behind a pointer."""
+
+    READ = "read"
+    WRITE = "write"
+    READ_WRITE = "read-write"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One kernel parameter, from the CUDA signature.
+
+    ``dtype`` is the NumPy type of a scalar or of a pointer's elements, None where
+    any type is accepted (``void*``, pointers to structs). ``access`` is None for a scalar.
+    """
+
+    name: str
+    ctype: str
+    dtype: np.dtype[Any] | None
+    access: Access | None
+
+    @property
+    def is_pointer(self) -> bool:
+        return self.access is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelSpec:
+    """Everything a backend needs to make a kernel launchable.
+
+    Exactly one of ``source`` (CUDA C++) and ``image`` (cubin, PTX or fatbin) is
+    given. ``body`` is the reference body in NumPy that the simulator runs;
+    ``cost_s`` estimates its run time in seconds from the same arguments.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    source: str | None = None
+    image: bytes | None = None
+    options: tuple[str, ...] = ()
+    body: Callable[..., object] | None = None
+    cost_s: Callable[..., float] | None = None
+    filename: str = "kernel.cu"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """What a device can do. Sizes in bytes."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    total_memory_nbytes: int
+    multiprocessor_count: int
+    warp_size: int
+    max_threads_per_block: int
+    max_block_dim: tuple[int, int, int]
+    max_grid_dim: tuple[int, int, int]
+    max_shared_memory_per_block_nbytes: int
+    num_copy_engines: int
+    priority_range: tuple[int, int]
+    """(least, greatest): lower numbers are more urgent."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolInfo:
+    """A stream-ordered pool's counters, in bytes."""
+
+    reserved_nbytes: int
+    reserved_high_nbytes: int
+    used_nbytes: int
+    used_high_nbytes: int
+    release_threshold_nbytes: int
+
+
+class Event(Protocol):
+    """A point in a stream's order.
+
+    Only ever asked after a record. An event binds to its latest record.
+    """
+
+    @property
+    def is_done(self) -> bool:
+        """True once the device passed the latest record; raises after a fault."""
+
+    def sync(self) -> None:
+        """Block this thread until done, without the GIL; raises after a fault."""
+
+    def close(self) -> None:
+        """Destroy it. Pending waits on it stay valid."""
+
+
+class Stream(Protocol):
+    """A queue the device works through in order."""
+
+    @property
+    def handle(self) -> Any:
+        """The driver's handle; ``int()`` of it is the address. Handles are reused: never a key."""
+
+    def record(self, event: Any, /) -> Any:
+        """Bind ``event`` to everything submitted here so far."""
+
+    def wait(self, event: Any, /) -> None:
+        """Order what is submitted from now on after ``event``'s latest record *at this call*."""
+
+    def sync(self) -> None:
+        """Block this thread until all work submitted here is done."""
+
+    def close(self) -> None:
+        """Destroy it; work already submitted still runs."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """One open device. Opened by :func:`streamflow.backends.open_backend`."""
+
+    name: str
+    index: int
+    properties: DeviceProperties
+    is_virtual: bool
+    """True where time passes only in :meth:`advance` (the simulator's virtual clock)."""
+    num_queued_max: int
+    """Launches and copies one stream takes before the driver blocks its caller (rule R7)."""
+
+    # -- device ------------------------------------------------------------------
+    def set_current(self) -> None:
+        """Make this device current in the calling thread. Cheap when it already is."""
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of device memory."""
+
+    def synchronize_blocking(self) -> None:
+        """Block until everything submitted to the device is done."""
+
+    def close(self) -> None:
+        """Give back what this backend object still holds. Never blocks on a lost device."""
+
+    def translate(self, error: BaseException, doing: str) -> StreamflowError:
+        """``error`` as one of :mod:`streamflow.errors`, saying what was being done.
+
+        A sticky fault becomes ``DeviceLost``.
+        """
+
+    def controls(self) -> Any:
+        """The object behind ``dev.sim``; None on hardware."""
+
+    # -- streams and events ------------------------------------------------------
+    def create_stream(self, *, priority: int = 0) -> Any:
+        """A non-blocking stream. ``priority`` within ``properties.priority_range``."""
+
+    def stream_id(self, stream: Any, /) -> int:
+        """An id that no other stream of this process has or will have."""
+
+    def create_event(self, *, timing: bool = False) -> Any:
+        """An event for :meth:`Stream.record`."""
+
+    def elapsed_ms(self, start: Any, end: Any, /) -> float:
+        """Device time between the latest records of two done timing events."""
+
+    # -- memory --------------------------------------------------------------------
+    def create_pool(self, *, release_threshold_nbytes: int, max_nbytes: int = 0) -> Any:
+        """An owned stream-ordered pool. ``max_nbytes=0``: bounded by the device."""
+
+    def destroy_pool(self, pool: Any, /) -> None:
+        """Destroy an owned pool; its memory goes back once all of it is freed."""
+
+    def pool_info(self, pool: Any, /) -> PoolInfo: ...
+
+    def trim_pool(self, pool: Any, min_nbytes_to_keep: int, /) -> None:
+        """Give unused reserved memory back to the device, down to a floor."""
+
+    def allocate(self, pool: Any, nbytes: int, stream: Any, /) -> int:
+        """Stream-ordered allocation; the address may be used on ``stream`` at once."""
+
+    def deallocate(self, address: int, stream: Any, /) -> None:
+        """Stream-ordered free. Every use must be ordered before it on ``stream``."""
+
+    def allocate_pinned_blocking(self, nbytes: int, /) -> int:
+        """Page-locked host memory, portable across devices; outlives this backend."""
+
+    def free_pinned_blocking(self, address: int, /) -> None:
+        """Give pinned memory back; may wait for running kernels."""
+
+    # -- work ----------------------------------------------------------------------
+    def copy_h2d(self, dst: int, src: int, nbytes: int, stream: Any, /) -> None: ...
+
+    def copy_d2h(self, dst: int, src: int, nbytes: int, stream: Any, /) -> None: ...
+
+    def copy_d2d(self, dst: int, src: int, nbytes: int, stream: Any, /) -> None: ...
+
+    def copy_peer(
+        self, dst: int, dst_index: int, src: int, src_index: int, nbytes: int, stream: Any, /
+    ) -> None:
+        """Copy between two devices, ordered on ``stream`` only."""
+
+    def fill(self, dst: int, pattern: bytes, count: int, stream: Any, /) -> None:
+        """Write ``pattern`` (1, 2, 4, 8 or 16 bytes) ``count`` times in a row."""
+
+    # -- kernels -------------------------------------------------------------------
+    def load_kernel(self, spec: KernelSpec, /) -> Any | None:
+        """The launchable kernel if that takes no blocking work now, else None.
+
+        Raises
+        ------
+        streamflow.errors.DeviceError
+            The kernel can never run here (the simulator: it has no reference body).
+        """
+
+    def load_kernel_blocking(self, spec: KernelSpec, /) -> Any:
+        """Compile (with an on-disk cache) or load, on a worker thread.
+
+        Raises
+        ------
+        streamflow.errors.CompileFailed
+            With the compiler's log.
+        streamflow.errors.BackendUnavailable
+            No compiler library; names the extra that brings it.
+        """
+
+    def launch_config(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_nbytes: int, /
+    ) -> Any: ...
+
+    def launch(self, stream: Any, config: Any, kernel: Any, /, *args: Any) -> None:
+        """Submit one launch.
+
+        Scalars: ints for integer types, ``numpy.float32`` for float, Python
+        floats for double, else NumPy scalars. Arrays: what :meth:`array_argument` made.
+        """
+
+    def array_argument(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Any:
+        """What :meth:`launch` takes for an array: the address on CUDA, a view on the simulator."""
+
+    # -- time ------------------------------------------------------------------------
+    def clock_s(self) -> float:
+        """Seconds on the clock this device runs by (virtual, or the host's monotonic one)."""
+
+    def advance(self, num_busy_workers: int, /) -> bool:
+        """Complete one piece of work in virtual time; False when nothing can move.
+
+        Does nothing while a busy worker is not itself blocked in :meth:`Event.sync`.
+        Always False unless ``is_virtual``.
+        """

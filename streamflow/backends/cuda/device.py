@@ -1,0 +1,348 @@
+"""One open GPU: the verbs of :class:`streamflow.backends.base.Backend`.
+
+Every driver call here, cuda.core's and cuda.bindings' alike, releases the GIL.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+from cuda.core import Device, Event, EventOptions, LaunchConfig, Stream, launch
+
+from streamflow.backends.base import DeviceProperties, KernelSpec, PoolInfo
+from streamflow.backends.cuda.errors import DriverCallError, check, translate
+from streamflow.backends.cuda.fills import Row, plan_fill
+from streamflow.backends.cuda.kernels import KernelLoader
+from streamflow.backends.cuda.streams import StreamTable
+from streamflow.errors import DeviceError, DeviceLost, StreamflowError
+
+__all__ = ["CudaBackend"]
+
+_POOL = driver.CUmemPool_attribute
+_PLAIN_EVENT = EventOptions(timing_enabled=False)
+_TIMING_EVENT = EventOptions(timing_enabled=True)
+
+# Looked up once: attribute access on the module is a measurable part of these calls.
+_allocate = driver.cuMemAllocFromPoolAsync
+_free = driver.cuMemFreeAsync
+_set_current = driver.cuCtxSetCurrent
+_copy_h2d = driver.cuMemcpyHtoDAsync
+_copy_d2h = driver.cuMemcpyDtoHAsync
+_copy_d2d = driver.cuMemcpyDtoDAsync
+
+_SETS = {1: driver.cuMemsetD8Async, 2: driver.cuMemsetD16Async, 4: driver.cuMemsetD32Async}
+
+# Contexts of the devices opened in this process. A copy between devices names both, and
+# must not be what makes a context on a device nobody asked for (CR13).
+_CONTEXTS: dict[int, Any] = {}
+
+
+class CudaBackend:
+    """GPU ``index`` through its primary context, shared with every library in the process.
+
+    Parameters
+    ----------
+    index : int
+        The driver's ordinal.
+
+    Raises
+    ------
+    ValueError
+        No such device.
+    """
+
+    name = "cuda"
+    is_virtual = False
+    # Measured on an H200: the 1022nd queued launch or copy is the first to block.
+    num_queued_max = 1022
+
+    def __init__(self, index: int) -> None:
+        self._num_devices: int = check(driver.cuDeviceGetCount(), "cuDeviceGetCount")
+        if not 0 <= index < self._num_devices:
+            raise ValueError(
+                f"device {index} does not exist: the CUDA driver sees {self._num_devices}"
+            )
+        self.index = index
+        self._device = Device(index)
+        self._device.set_current()
+        # Holding the Context keeps the primary context retained: pinned memory and late
+        # frees outlive close().
+        self._context = self._device.context
+        self._handle = self._context.handle
+        _CONTEXTS[index] = self._handle
+        self._streams = StreamTable()
+        self._pools: dict[int, Any] = {}
+        self._kernels = KernelLoader(self._device)
+        self._is_lost = False
+        self._is_closed = False
+        self.properties = self._read_properties()
+        # The hot path calls cuda.core itself; the method below it states the contract.
+        self.launch = launch  # type: ignore[method-assign]
+
+    # -- device ------------------------------------------------------------------
+    def set_current(self) -> None:
+        """Make this device's primary context current in the calling thread."""
+        # No cache of ours: other libraries switch contexts behind our back.
+        (error,) = _set_current(self._handle)
+        if error:
+            raise DriverCallError(error, "cuCtxSetCurrent")
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes, as the driver sees them for all processes together."""
+        self.set_current()
+        error, free, total = driver.cuMemGetInfo()
+        if error:
+            raise DriverCallError(error, "cuMemGetInfo")
+        return int(free), int(total)
+
+    def synchronize_blocking(self) -> None:
+        """Wait for everything in the primary context, other libraries' work included."""
+        self.set_current()
+        check(driver.cuCtxSynchronize(), "cuCtxSynchronize")
+
+    def close(self) -> None:
+        """Destroy the streams and pools still held; waits for nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        pools, self._pools = self._pools, {}
+        self._kernels.clear()
+        if self._is_lost:
+            # Every call would fail: the driver reclaims a dead context with the process.
+            self._streams.forget()
+            return
+        failed: list[DriverCallError] = []
+        self.set_current()
+        self._streams.close()
+        for pool in pools.values():
+            # Returns at once; memory still in use goes back when it is freed.
+            (error,) = driver.cuMemPoolDestroy(pool)
+            if error:
+                failed.append(DriverCallError(error, "cuMemPoolDestroy"))
+        # A fault that shows only now is not close()'s to report: the ops report it.
+        for failure in failed:
+            if not isinstance(self.translate(failure, "closing"), DeviceLost):
+                raise failure
+
+    def translate(self, error: BaseException, doing: str) -> StreamflowError:
+        """``error`` as one of streamflow's; remembers that the device is lost."""
+        translated = translate(error, doing)
+        if isinstance(translated, DeviceLost):
+            self._is_lost = True
+        return translated
+
+    def controls(self) -> Any:
+        """None: hardware takes no orders."""
+        return None
+
+    # -- streams and events ------------------------------------------------------
+    def create_stream(self, *, priority: int = 0) -> Stream:
+        """A non-blocking stream."""
+        self.set_current()
+        return self._streams.create(self._device, priority)
+
+    def stream_id(self, stream: Any, /) -> int:
+        """The driver's id, unique in the life of the process."""
+        return int(check(driver.cuStreamGetId(self._streams[stream]), "cuStreamGetId"))
+
+    def create_event(self, *, timing: bool = False) -> Event:
+        """An event that has not been recorded."""
+        self.set_current()
+        return self._device.create_event(_TIMING_EVENT if timing else _PLAIN_EVENT)
+
+    def elapsed_ms(self, start: Any, end: Any, /) -> float:
+        """Device time between two done timing events, to about half a microsecond."""
+        return float(end - start)
+
+    # -- memory --------------------------------------------------------------------
+    def create_pool(self, *, release_threshold_nbytes: int, max_nbytes: int = 0) -> Any:
+        """A pool of our own; the device's default pool is never touched."""
+        self.set_current()
+        options = driver.CUmemPoolProps()
+        options.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        options.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        options.location.id = self.index
+        options.maxSize = max_nbytes
+        pool = check(driver.cuMemPoolCreate(options), "cuMemPoolCreate")
+        # cuda.core's pools have read-only attributes; the threshold starts at 0.
+        threshold = driver.cuuint64_t(release_threshold_nbytes)
+        (error,) = driver.cuMemPoolSetAttribute(
+            pool, _POOL.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, threshold
+        )
+        if error:
+            driver.cuMemPoolDestroy(pool)
+            raise DriverCallError(error, "cuMemPoolSetAttribute")
+        self._pools[int(pool)] = pool
+        return pool
+
+    def destroy_pool(self, pool: Any, /) -> None:
+        """Destroy it; its memory goes back once all of it is freed."""
+        if self._pools.pop(int(pool), None) is not None:
+            check(driver.cuMemPoolDestroy(pool), "cuMemPoolDestroy")
+
+    def pool_info(self, pool: Any, /) -> PoolInfo:
+        """The pool's counters now."""
+        return PoolInfo(
+            reserved_nbytes=_pool_attribute(pool, _POOL.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
+            reserved_high_nbytes=_pool_attribute(pool, _POOL.CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH),
+            used_nbytes=_pool_attribute(pool, _POOL.CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
+            used_high_nbytes=_pool_attribute(pool, _POOL.CU_MEMPOOL_ATTR_USED_MEM_HIGH),
+            release_threshold_nbytes=_pool_attribute(pool, _POOL.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD),
+        )
+
+    def trim_pool(self, pool: Any, min_nbytes_to_keep: int, /) -> None:
+        """Give unused reserved memory back, down to a floor."""
+        check(driver.cuMemPoolTrimTo(pool, min_nbytes_to_keep), "cuMemPoolTrimTo")
+
+    def allocate(self, pool: Any, nbytes: int, stream: Any, /) -> int:
+        """Stream-ordered allocation from ``pool``."""
+        if self._num_devices > 1:
+            self.set_current()
+        error, address = _allocate(nbytes, pool, self._streams[stream])
+        if error:
+            raise DriverCallError(error, "cuMemAllocFromPoolAsync")
+        return int(address)
+
+    def deallocate(self, address: int, stream: Any, /) -> None:
+        """Stream-ordered free."""
+        if self._num_devices > 1:
+            self.set_current()
+        (error,) = _free(address, self._streams[stream])
+        if error:
+            raise DriverCallError(error, "cuMemFreeAsync")
+
+    def allocate_pinned_blocking(self, nbytes: int, /) -> int:
+        """Page-locked memory that every device may copy from and to; any thread."""
+        self.set_current()
+        return int(
+            check(driver.cuMemHostAlloc(nbytes, driver.CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc")
+        )
+
+    def free_pinned_blocking(self, address: int, /) -> None:
+        """Give it back; waits for running kernels. Any thread, also after :meth:`close`."""
+        self.set_current()
+        check(driver.cuMemFreeHost(address), "cuMemFreeHost")
+
+    # -- work ----------------------------------------------------------------------
+    # With several devices the right context is made current for each: asynchronous
+    # copies of stream-ordered memory need their stream's context in the calling thread.
+    def copy_h2d(self, dst: int, src: int, nbytes: int, stream: Any, /) -> None:
+        """Copy pinned host memory to the device."""
+        if self._num_devices > 1:
+            self.set_current()
+        (error,) = _copy_h2d(dst, src, nbytes, self._streams[stream])
+        if error:
+            raise DriverCallError(error, "cuMemcpyHtoDAsync")
+
+    def copy_d2h(self, dst: int, src: int, nbytes: int, stream: Any, /) -> None:
+        """Copy from the device to pinned host memory."""
+        if self._num_devices > 1:
+            self.set_current()
+        (error,) = _copy_d2h(dst, src, nbytes, self._streams[stream])
+        if error:
+            raise DriverCallError(error, "cuMemcpyDtoHAsync")
+
+    def copy_d2d(self, dst: int, src: int, nbytes: int, stream: Any, /) -> None:
+        """Copy within the device."""
+        if self._num_devices > 1:
+            self.set_current()
+        (error,) = _copy_d2d(dst, src, nbytes, self._streams[stream])
+        if error:
+            raise DriverCallError(error, "cuMemcpyDtoDAsync")
+
+    def copy_peer(
+        self, dst: int, dst_index: int, src: int, src_index: int, nbytes: int, stream: Any, /
+    ) -> None:
+        """Copy between two open devices; through host memory where they are not peers."""
+        self.set_current()
+        (error,) = driver.cuMemcpyPeerAsync(
+            dst, _context_of(dst_index), src, _context_of(src_index), nbytes, self._streams[stream]
+        )
+        if error:
+            raise DriverCallError(error, "cuMemcpyPeerAsync")
+
+    def fill(self, dst: int, pattern: bytes, count: int, stream: Any, /) -> None:
+        """Write ``pattern`` ``count`` times: one driver call, up to four for 16 bytes."""
+        if self._num_devices > 1:
+            self.set_current()
+        handle = self._streams[stream]
+        for step in plan_fill(dst, pattern, count):
+            if isinstance(step, Row):
+                (error,) = _SETS[step.width](step.address, step.value, step.count, handle)
+            else:
+                (error,) = driver.cuMemsetD2D32Async(
+                    step.address, step.pitch, step.value, 1, step.count, handle
+                )
+            if error:
+                raise DriverCallError(error, "cuMemset")
+
+    # -- kernels -------------------------------------------------------------------
+    def load_kernel(self, spec: KernelSpec, /) -> Any | None:
+        """The kernel if it was loaded before, else None."""
+        return self._kernels.find(spec)
+
+    def load_kernel_blocking(self, spec: KernelSpec, /) -> Any:
+        """Compile and load, on a worker thread; the first launch finds nothing left to do."""
+        self.set_current()
+        return self._kernels.load_blocking(spec)
+
+    def launch_config(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_nbytes: int, /
+    ) -> LaunchConfig:
+        """The geometry of a launch; cuda.core refuses dimensions below 1."""
+        return LaunchConfig(grid=grid, block=block, shmem_size=shared_nbytes)
+
+    def launch(self, stream: Any, config: Any, kernel: Any, /, *args: Any) -> None:
+        """Submit one launch: cuda.core's ``launch``, bound in ``__init__``."""
+        raise AssertionError("__init__ binds cuda.core.launch over this method")
+
+    def array_argument(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> int:
+        """The address."""
+        return address
+
+    # -- time ------------------------------------------------------------------------
+    def clock_s(self) -> float:
+        """The host's monotonic clock."""
+        return time.monotonic()
+
+    def advance(self, num_busy_workers: int, /) -> bool:
+        """Always False: real time passes by itself."""
+        return False
+
+    def _read_properties(self) -> DeviceProperties:
+        found = self._device.properties
+        capability = self._device.compute_capability
+        total = check(driver.cuDeviceTotalMem(self.index), "cuDeviceTotalMem")
+        error, least, greatest = driver.cuCtxGetStreamPriorityRange()
+        if error:
+            raise DriverCallError(error, "cuCtxGetStreamPriorityRange")
+        return DeviceProperties(
+            name=self._device.name,
+            compute_capability=(capability.major, capability.minor),
+            total_memory_nbytes=int(total),
+            multiprocessor_count=found.multiprocessor_count,
+            warp_size=found.warp_size,
+            max_threads_per_block=found.max_threads_per_block,
+            max_block_dim=(found.max_block_dim_x, found.max_block_dim_y, found.max_block_dim_z),
+            max_grid_dim=(found.max_grid_dim_x, found.max_grid_dim_y, found.max_grid_dim_z),
+            # What a launch may ask for: kernels are loaded with the opt-in above 48 KiB.
+            max_shared_memory_per_block_nbytes=found.max_shared_memory_per_block_optin,
+            num_copy_engines=found.async_engine_count,
+            priority_range=(int(least), int(greatest)),
+        )
+
+
+def _pool_attribute(pool: Any, attribute: Any) -> int:
+    return int(check(driver.cuMemPoolGetAttribute(pool, attribute), "cuMemPoolGetAttribute"))
+
+
+def _context_of(index: int) -> Any:
+    try:
+        return _CONTEXTS[index]
+    except KeyError:
+        raise DeviceError(
+            f"device {index} is not open in this process; enter a Device on it before copying"
+        ) from None

@@ -1,0 +1,82 @@
+"""How to fill memory with a pattern in as few driver calls as possible (no device here).
+
+The driver sets 1, 2 or 4 bytes at a time. Wider patterns that repeat inside are
+narrowed; the others are written as columns of a table one pattern wide, one call
+for each 4-byte word.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Column", "Row", "narrowed", "plan_fill"]
+
+
+class Row(NamedTuple):
+    """``count`` elements of ``width`` bytes in a row, all ``value``."""
+
+    address: int
+    width: int
+    value: int
+    count: int
+
+
+class Column(NamedTuple):
+    """``count`` 4-byte words, all ``value``, ``pitch`` bytes from one to the next."""
+
+    address: int
+    pitch: int
+    value: int
+    count: int
+
+
+def narrowed(pattern: bytes, width_min: int) -> bytes:
+    """The shortest pattern of at least ``width_min`` bytes that writes the same bytes."""
+    while len(pattern) > width_min:
+        half = len(pattern) // 2
+        if pattern[:half] != pattern[half:]:
+            break
+        pattern = pattern[:half]
+    return pattern
+
+
+def plan_fill(address: int, pattern: bytes, count: int) -> tuple[Row | Column, ...]:
+    """The driver calls that write ``pattern`` ``count`` times from ``address`` on.
+
+    Parameters
+    ----------
+    address : int
+        A multiple of the pattern's width or of 4, whichever is less.
+    pattern : bytes
+        1, 2, 4, 8 or 16 bytes.
+    count : int
+        Repetitions; none needs no call.
+
+    Raises
+    ------
+    ValueError
+        Another width, a negative count, or an address that is not aligned.
+    """
+    nbytes = len(pattern) * count
+    if len(pattern) not in (1, 2, 4, 8, 16):
+        raise ValueError(f"a fill pattern has 1, 2, 4, 8 or 16 bytes, found {len(pattern)}")
+    if count < 0:
+        raise ValueError(f"a fill repeats its pattern 0 times or more, found {count}")
+    if not nbytes:
+        return ()
+    # 4-byte stores unless the address forbids them: then only a pattern that
+    # repeats inside can still be written.
+    width_min = min(4, address & -address) if address else 4
+    pattern = narrowed(pattern, width_min)
+    width = len(pattern)
+    if min(width, 4) > width_min:
+        raise ValueError(
+            f"a fill of {width} bytes needs an address that is a multiple of {min(width, 4)}, "
+            f"found {address:#x}"
+        )
+    if width <= 4:
+        return (Row(address, width, int.from_bytes(pattern, "little"), nbytes // width),)
+    return tuple(
+        Column(address + at, width, int.from_bytes(pattern[at : at + 4], "little"), nbytes // width)
+        for at in range(0, width, 4)
+    )

@@ -1,0 +1,347 @@
+"""What a stream's queue holds.
+
+*Work* (launches, copies, fills) needs an engine: it starts when an engine slot is free and
+touches memory when it runs (:meth:`Command.bind` then :meth:`Command.run`). The virtual
+clock runs it at its modelled end; the wall clock runs it at its start and then sleeps.
+*Instant* commands (waits, gates, marks, allocations, frees) need none and take no time:
+:meth:`Command.settle` does them as soon as they are at the head of the queue.
+"""
+
+from __future__ import annotations
+
+from heapq import heappush
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from streamflow.backends.sim.kernel import SimArray
+
+if TYPE_CHECKING:
+    from streamflow.backends.sim.kernel import SimKernel
+    from streamflow.backends.sim.machine import Engine, Gpu
+    from streamflow.backends.sim.memory import Block
+    from streamflow.backends.sim.pinned import PinnedBlock
+    from streamflow.backends.sim.stream import SimStream
+
+__all__ = [
+    "Allocate",
+    "Command",
+    "CopyD2D",
+    "CopyD2H",
+    "CopyH2D",
+    "CopyPeer",
+    "Fill",
+    "Free",
+    "GateCommand",
+    "Launch",
+    "Mark",
+    "Wait",
+]
+
+_NO_ARGS: tuple[Any, ...] = ()
+
+
+class Command:
+    """One entry of a stream's queue.
+
+    Attributes
+    ----------
+    stream : SimStream
+    engine : Engine or None
+        What it occupies while it runs; None for instant commands.
+    injected : BaseException or None
+        A fault asked for through the controls: raised in place of running.
+    pinned : PinnedBlock or None
+        Host memory in use until it has ended.
+    """
+
+    __slots__ = ("engine", "injected", "pinned", "stream")
+
+    def __init__(self, stream: SimStream, engine: Engine | None = None) -> None:
+        self.stream = stream
+        self.engine = engine
+        self.injected: BaseException | None = None
+        self.pinned: PinnedBlock | None = None
+
+    @property
+    def label(self) -> str:
+        """What a fault of this command is reported as."""
+        raise NotImplementedError
+
+    def duration_s(self) -> float:
+        """How long it takes, asked when it starts."""
+        return 0.0
+
+    def bind(self) -> tuple[Any, ...]:
+        """Look up the memory it touches; the machine's lock is held."""
+        return _NO_ARGS
+
+    def run(self, bound: tuple[Any, ...]) -> None:
+        """Do it. On the wall clock, without the machine's lock."""
+
+    def settle(self, now_s: float) -> bool:
+        """Instant commands: do it, or return False and have the stream resumed later."""
+        raise NotImplementedError
+
+
+class Launch(Command):
+    """Run a kernel's reference body over device memory."""
+
+    __slots__ = ("args", "kernel")
+
+    def __init__(
+        self, stream: SimStream, engine: Engine, kernel: SimKernel, args: tuple[Any, ...]
+    ) -> None:
+        # Spelled out, not super().__init__: the simulator's hottest allocation (P12).
+        self.stream = stream
+        self.engine = engine
+        self.injected = None
+        self.pinned = None
+        self.kernel = kernel
+        self.args = args
+
+    @property
+    def label(self) -> str:
+        return self.kernel.name
+
+    def duration_s(self) -> float:
+        kernel = self.kernel
+        cost = self.stream.gpu.cost
+        if kernel.cost_s is not None:
+            try:
+                return max(0.0, float(kernel.cost_s(*self.bind())))
+            except Exception as error:
+                # An estimate that fails is the kernel's fault, seen where the kernel runs.
+                if self.injected is None:
+                    self.injected = error
+                return cost.kernel_s
+        if not self.args:
+            return cost.kernel_s
+        nbytes = 0
+        for arg in self.args:
+            if isinstance(arg, SimArray):
+                nbytes += arg.nbytes
+        return cost.launch_s(nbytes)
+
+    def bind(self) -> tuple[Any, ...]:
+        args = self.args
+        for arg in args:
+            if isinstance(arg, SimArray):
+                break
+        else:
+            return args
+        memory = self.stream.gpu.memory
+        bound: list[Any] = []
+        for arg, is_read_only in zip(args, self.kernel.is_read_only, strict=True):
+            if isinstance(arg, SimArray):
+                array = memory.array_at(arg.address, arg.shape, arg.dtype, arg.nbytes)
+                if is_read_only:
+                    array.flags.writeable = False
+                bound.append(array)
+            else:
+                bound.append(arg)
+        return tuple(bound)
+
+    def run(self, bound: tuple[Any, ...]) -> None:
+        self.kernel.body(*bound)
+
+
+class _Copy(Command):
+    __slots__ = ("dst", "nbytes", "src")
+
+    def __init__(self, stream: SimStream, engine: Engine, dst: int, src: int, nbytes: int) -> None:
+        super().__init__(stream, engine)
+        self.dst = dst
+        self.src = src
+        self.nbytes = nbytes
+
+    def run(self, bound: tuple[Any, ...]) -> None:
+        dst, src = bound
+        np.copyto(dst, src)
+
+
+class CopyH2D(_Copy):
+    __slots__ = ()
+    label = "copy h2d"
+
+    def duration_s(self) -> float:
+        return self.stream.gpu.cost.h2d_s(self.nbytes)
+
+    def bind(self) -> tuple[Any, ...]:
+        assert self.pinned is not None
+        return (
+            self.stream.gpu.memory.bytes_at(self.dst, self.nbytes),
+            self.pinned.bytes_at(self.src, self.nbytes),
+        )
+
+
+class CopyD2H(_Copy):
+    __slots__ = ()
+    label = "copy d2h"
+
+    def duration_s(self) -> float:
+        return self.stream.gpu.cost.d2h_s(self.nbytes)
+
+    def bind(self) -> tuple[Any, ...]:
+        assert self.pinned is not None
+        return (
+            self.pinned.bytes_at(self.dst, self.nbytes),
+            self.stream.gpu.memory.bytes_at(self.src, self.nbytes),
+        )
+
+
+class CopyD2D(_Copy):
+    __slots__ = ()
+    label = "copy d2d"
+
+    def duration_s(self) -> float:
+        return self.stream.gpu.cost.d2d_s(self.nbytes)
+
+    def bind(self) -> tuple[Any, ...]:
+        memory = self.stream.gpu.memory
+        return memory.bytes_at(self.dst, self.nbytes), memory.bytes_at(self.src, self.nbytes)
+
+
+class CopyPeer(_Copy):
+    """Between two devices. A lost device's memory can still be read and written by others."""
+
+    __slots__ = ("dst_gpu", "src_gpu")
+    label = "copy peer"
+
+    def __init__(
+        self,
+        stream: SimStream,
+        engine: Engine,
+        dst: int,
+        dst_gpu: Gpu,
+        src: int,
+        src_gpu: Gpu,
+        nbytes: int,
+    ) -> None:
+        super().__init__(stream, engine, dst, src, nbytes)
+        self.dst_gpu = dst_gpu
+        self.src_gpu = src_gpu
+
+    def duration_s(self) -> float:
+        return self.stream.gpu.cost.peer_s(self.nbytes)
+
+    def bind(self) -> tuple[Any, ...]:
+        return (
+            self.dst_gpu.memory.bytes_at(self.dst, self.nbytes),
+            self.src_gpu.memory.bytes_at(self.src, self.nbytes),
+        )
+
+
+class Fill(Command):
+    __slots__ = ("count", "dst", "pattern")
+    label = "fill"
+
+    def __init__(
+        self, stream: SimStream, engine: Engine, dst: int, pattern: bytes, count: int
+    ) -> None:
+        super().__init__(stream, engine)
+        self.dst = dst
+        self.pattern = pattern
+        self.count = count
+
+    def duration_s(self) -> float:
+        return self.stream.gpu.cost.fill_s(len(self.pattern) * self.count)
+
+    def bind(self) -> tuple[Any, ...]:
+        nbytes = len(self.pattern) * self.count
+        return (self.stream.gpu.memory.bytes_at(self.dst, nbytes),)
+
+    def run(self, bound: tuple[Any, ...]) -> None:
+        rows = bound[0].reshape(self.count, len(self.pattern))
+        rows[:] = np.frombuffer(self.pattern, np.uint8)
+
+
+class Wait(Command):
+    """Hold the stream until ``source`` has passed ``position``.
+
+    A lost or closed device counts as passed: its work has ended, though not well. On CUDA
+    the wait of another device's stream on a lost context's event is not documented;
+    holding the healthy device for ever would help nobody.
+    """
+
+    __slots__ = ("position", "source")
+    label = "wait"
+
+    def __init__(self, stream: SimStream, source: SimStream, position: int) -> None:
+        self.stream = stream
+        self.engine = None
+        self.injected = None
+        self.pinned = None
+        self.source = source
+        self.position = position
+
+    def settle(self, now_s: float) -> bool:
+        source = self.source
+        if source.num_done >= self.position:
+            return True
+        heappush(source.waiters, (self.position, source.gpu.world.next_waiter(), self.stream))
+        return False
+
+
+class GateCommand(Command):
+    """Hold the stream until the controls open it."""
+
+    __slots__ = ("is_open",)
+    label = "gate"
+
+    def __init__(self, stream: SimStream) -> None:
+        super().__init__(stream)
+        self.is_open = False
+
+    def settle(self, now_s: float) -> bool:
+        return self.is_open
+
+
+class Mark(Command):
+    """The time at which a timing event's record was passed."""
+
+    __slots__ = ("time_s",)
+    label = "record"
+
+    def __init__(self, stream: SimStream) -> None:
+        super().__init__(stream)
+        self.time_s: float | None = None
+
+    def settle(self, now_s: float) -> bool:
+        self.time_s = now_s
+        return True
+
+
+class Allocate(Command):
+    """Memory becomes touchable and is poisoned."""
+
+    __slots__ = ("block", "nbytes")
+    label = "allocate"
+
+    def __init__(self, stream: SimStream, block: Block, nbytes: int) -> None:
+        super().__init__(stream)
+        self.block = block
+        self.nbytes = nbytes
+
+    def settle(self, now_s: float) -> bool:
+        self.stream.gpu.memory.on_allocate(self.block, self.nbytes)
+        return True
+
+
+class Free(Command):
+    """Memory is poisoned and touching it faults."""
+
+    __slots__ = ("block", "generation")
+    label = "free"
+
+    def __init__(self, stream: SimStream, block: Block) -> None:
+        super().__init__(stream)
+        self.block = block
+        self.generation = block.generation
+
+    def settle(self, now_s: float) -> bool:
+        block = self.block
+        self.stream.gpu.memory.on_free(block)
+        if block.generation == self.generation:  # not handed out again since
+            block.pool.on_free_run(block)
+        return True

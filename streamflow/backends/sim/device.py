@@ -1,0 +1,393 @@
+"""The simulator's ``Backend``: checks each call, then hands a command to the machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from streamflow.backends.base import DeviceProperties, KernelSpec, PoolInfo
+from streamflow.backends.sim import pinned
+from streamflow.backends.sim.command import (
+    Allocate,
+    Command,
+    CopyD2D,
+    CopyD2H,
+    CopyH2D,
+    CopyPeer,
+    Fill,
+    Free,
+    Launch,
+)
+from streamflow.backends.sim.controls import Controls
+from streamflow.backends.sim.event import SimEvent
+from streamflow.backends.sim.kernel import LaunchConfig, SimArray, SimKernel
+from streamflow.backends.sim.machine import Gpu
+from streamflow.backends.sim.pool import SimPool
+from streamflow.backends.sim.stream import SimStream
+from streamflow.backends.sim.worlds import enter_world, leave_world
+from streamflow.config import Settings
+from streamflow.errors import (
+    Closed,
+    CompileFailed,
+    DeviceError,
+    DeviceLost,
+    LaunchFailed,
+    StreamflowError,
+)
+
+__all__ = ["SimDevice", "open_device"]
+
+_NUM_QUEUED_MAX = 1022
+_PATTERN_SIZES = (1, 2, 4, 8, 16)
+
+
+def open_device(index: int, settings: Settings, loop_key: object) -> SimDevice:
+    """Open simulated device ``index``.
+
+    Devices with equal loop keys share one machine: a clock, and memory they can copy
+    between. It is dropped when the last of them closes.
+
+    Raises
+    ------
+    ValueError
+        There is no such device, or the loop's other devices run by another clock.
+    """
+    if not 0 <= index < settings.sim_devices:
+        raise ValueError(
+            f"no simulated device {index}: there are {settings.sim_devices}, counted from 0 "
+            "(STREAMFLOW_SIM_DEVICES)"
+        )
+    return SimDevice(index, settings, loop_key)
+
+
+class SimDevice:
+    """One open simulated device. See :class:`streamflow.backends.base.Backend`.
+
+    Attributes
+    ----------
+    stop : callable or None
+        Makes the error that every call raises: set once the device is lost or closed.
+    counts : Counter
+        Calls of each verb.
+    """
+
+    name = "sim"
+    num_queued_max = _NUM_QUEUED_MAX
+
+    def __init__(self, index: int, settings: Settings, loop_key: object) -> None:
+        self.index = index
+        self.counts: Counter[str] = Counter()
+        self._loop_key = loop_key
+        self._is_closed = False
+        self._pools: list[SimPool] = []
+        self.world = world = enter_world(settings, loop_key)
+        self.is_virtual = world.is_virtual
+        with world.lock:
+            gpu = world.gpus.get(index)
+            if gpu is None:
+                gpu = world.gpus[index] = Gpu(world, index, settings.sim_memory_nbytes)
+            self.gpu = gpu
+            gpu.devices.append(self)
+            self.stop: Callable[[], StreamflowError] | None = (
+                None if gpu.fault is None else gpu.fault.error
+            )
+        self.properties = _make_properties(index, gpu.memory.total_nbytes)
+        self._controls = Controls(self)
+
+    # -- device ------------------------------------------------------------------
+
+    def set_current(self) -> None:
+        self.counts["set_current"] += 1
+
+    def memory_info(self) -> tuple[int, int]:
+        self.counts["memory_info"] += 1
+        memory = self.gpu.memory
+        return memory.free_nbytes, memory.total_nbytes
+
+    def synchronize_blocking(self) -> None:
+        """Block until everything submitted is done.
+
+        On the virtual clock this runs the machine itself, and raises ``DeviceError`` if
+        what is left can never run (a closed gate).
+        """
+        self.counts["synchronize_blocking"] += 1
+        self._check()
+        self.world.synchronize_blocking(self.gpu)
+        self._check()
+
+    def close(self) -> None:
+        """Drop queued work and give all memory back; pinned memory stays. Never blocks."""
+        world, gpu = self.world, self.gpu
+        with world.lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self.stop = _make_closed_error
+            mine = [stream for stream in gpu.sorted_streams() if stream.device is self]
+            world.abandon(mine)
+            for stream in mine:
+                gpu.streams.discard(stream)
+            for pool in self._pools:
+                pool.abandon()
+                if pool in gpu.pools:
+                    gpu.pools.remove(pool)
+            gpu.devices.remove(self)
+            if not gpu.devices:
+                del world.gpus[self.index]
+        leave_world(world, self._loop_key)
+
+    def translate(self, error: BaseException, doing: str) -> StreamflowError:
+        text = f"{doing}: {error}"
+        translated: StreamflowError
+        if isinstance(error, DeviceLost):
+            translated = DeviceLost(text, suspects=error.suspects)
+        elif isinstance(error, CompileFailed):
+            translated = CompileFailed(text, log=error.log)
+        elif isinstance(error, StreamflowError):
+            translated = type(error)(text)
+        else:
+            translated = DeviceError(f"{doing}: {type(error).__name__}: {error}")
+        translated.__cause__ = error
+        return translated
+
+    def controls(self) -> Controls:
+        return self._controls
+
+    # -- streams and events ------------------------------------------------------
+
+    def create_stream(self, *, priority: int = 0) -> SimStream:
+        self.counts["create_stream"] += 1
+        self._check()
+        least, greatest = self.properties.priority_range
+        if not greatest <= priority <= least:
+            raise ValueError(f"priority lies between {greatest} and {least}, found {priority}")
+        world = self.world
+        with world.lock:
+            stream = SimStream(self, world.next_ordinal(), priority, world.seed)
+            self.gpu.streams.add(stream)
+        return stream
+
+    def stream_id(self, stream: SimStream, /) -> int:
+        return stream.id
+
+    def create_event(self, *, timing: bool = False) -> SimEvent:
+        self.counts["create_event"] += 1
+        self._check()
+        return SimEvent(self, timing)
+
+    def elapsed_ms(self, start: SimEvent, end: SimEvent, /) -> float:
+        self._check()
+        return (end.time_s() - start.time_s()) * 1e3
+
+    # -- memory ------------------------------------------------------------------
+
+    def create_pool(self, *, release_threshold_nbytes: int, max_nbytes: int = 0) -> SimPool:
+        self.counts["create_pool"] += 1
+        self._check()
+        with self.world.lock:
+            pool = SimPool(self.gpu, release_threshold_nbytes, max_nbytes)
+            self.gpu.pools.append(pool)
+            self._pools.append(pool)
+        return pool
+
+    def destroy_pool(self, pool: SimPool, /) -> None:
+        self.counts["destroy_pool"] += 1
+        with self.world.lock:
+            if not pool.is_destroyed:
+                pool.destroy()
+
+    def pool_info(self, pool: SimPool, /) -> PoolInfo:
+        self.counts["pool_info"] += 1
+        with self.world.lock:
+            return pool.info()
+
+    def trim_pool(self, pool: SimPool, min_nbytes_to_keep: int, /) -> None:
+        self.counts["trim_pool"] += 1
+        self._check()
+        with self.world.lock:
+            pool.release_to(min_nbytes_to_keep)
+
+    def allocate(self, pool: SimPool, nbytes: int, stream: SimStream, /) -> int:
+        self.counts["allocate"] += 1
+        if nbytes < 1:
+            raise ValueError(f"a device allocation needs at least 1 byte, found {nbytes}")
+        with self.world.lock:
+            self._check_stream(stream)
+            injected = self._consult_rules("allocate", "allocate")
+            block = pool.take(nbytes, stream)
+            command = Allocate(stream, block, nbytes)
+            command.injected = injected
+            self.world.submit(command)
+        return block.address
+
+    def deallocate(self, address: int, stream: SimStream, /) -> None:
+        self.counts["deallocate"] += 1
+        with self.world.lock:
+            self._check_stream(stream)
+            block = self.gpu.memory.block_at(address)
+            if block is None or not block.used_nbytes:
+                raise DeviceError(f"{address:#x} is not allocated on device {self.index}")
+            command = Free(stream, block)
+            command.injected = self._consult_rules("free", "free")
+            block.pool.give(block, stream, stream.num_submitted + 1)
+            self.world.submit(command)
+
+    def allocate_pinned_blocking(self, nbytes: int, /) -> int:
+        self.counts["allocate_pinned_blocking"] += 1
+        return pinned.allocate(nbytes)
+
+    def free_pinned_blocking(self, address: int, /) -> None:
+        self.counts["free_pinned_blocking"] += 1
+        pinned.free(address)
+
+    # -- work ----------------------------------------------------------------------
+
+    def copy_h2d(self, dst: int, src: int, nbytes: int, stream: SimStream, /) -> None:
+        self.counts["copy_h2d"] += 1
+        _check_nbytes(nbytes)
+        command = CopyH2D(stream, self.gpu.h2d, dst, src, nbytes)
+        self._submit_pinned("copy_h2d", command, src, nbytes)
+
+    def copy_d2h(self, dst: int, src: int, nbytes: int, stream: SimStream, /) -> None:
+        self.counts["copy_d2h"] += 1
+        _check_nbytes(nbytes)
+        command = CopyD2H(stream, self.gpu.d2h, dst, src, nbytes)
+        self._submit_pinned("copy_d2h", command, dst, nbytes)
+
+    def copy_d2d(self, dst: int, src: int, nbytes: int, stream: SimStream, /) -> None:
+        self.counts["copy_d2d"] += 1
+        _check_nbytes(nbytes)
+        self._submit("copy_d2d", CopyD2D(stream, self.gpu.compute, dst, src, nbytes))
+
+    def copy_peer(
+        self, dst: int, dst_index: int, src: int, src_index: int, nbytes: int, stream: SimStream, /
+    ) -> None:
+        self.counts["copy_peer"] += 1
+        _check_nbytes(nbytes)
+        gpus = self.world.gpus
+        for index in (dst_index, src_index):
+            if index not in gpus:
+                raise DeviceError(f"simulated device {index} is not open on this event loop")
+        engine = self.gpu.compute
+        command = CopyPeer(stream, engine, dst, gpus[dst_index], src, gpus[src_index], nbytes)
+        self._submit("copy_peer", command)
+
+    def fill(self, dst: int, pattern: bytes, count: int, stream: SimStream, /) -> None:
+        self.counts["fill"] += 1
+        if len(pattern) not in _PATTERN_SIZES:
+            raise ValueError(f"a pattern has 1, 2, 4, 8 or 16 bytes, found {len(pattern)}")
+        _check_nbytes(count)
+        self._submit("fill", Fill(stream, self.gpu.compute, dst, pattern, count))
+
+    # -- kernels -------------------------------------------------------------------
+
+    def load_kernel(self, spec: KernelSpec, /) -> SimKernel:
+        self.counts["load_kernel"] += 1
+        return SimKernel(spec)
+
+    def load_kernel_blocking(self, spec: KernelSpec, /) -> SimKernel:
+        self.counts["load_kernel_blocking"] += 1
+        return SimKernel(spec)
+
+    def launch_config(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_nbytes: int, /
+    ) -> LaunchConfig:
+        return LaunchConfig(grid, block, shared_nbytes, self.properties)
+
+    def launch(
+        self, stream: SimStream, config: LaunchConfig, kernel: SimKernel, /, *args: Any
+    ) -> None:
+        self.counts["launch"] += 1
+        if config.problem is not None:
+            raise LaunchFailed(f"kernel {kernel.name!r}: {config.problem}")
+        if len(args) != kernel.num_parameters:
+            raise LaunchFailed(
+                f"kernel {kernel.name!r} takes {kernel.num_parameters} arguments, found {len(args)}"
+            )
+        self._submit("launch", Launch(stream, self.gpu.compute, kernel, args))
+
+    def array_argument(
+        self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], /
+    ) -> SimArray:
+        return SimArray(address, shape, dtype)
+
+    # -- time ------------------------------------------------------------------------
+
+    def clock_s(self) -> float:
+        return self.world.now_s()
+
+    def advance(self, num_busy_workers: int, /) -> bool:
+        """Complete one piece of work of any device of the loop in virtual time."""
+        return self.is_virtual and self.world.advance(num_busy_workers)
+
+    # -- checks ------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self.stop is not None:
+            raise self.stop()
+
+    def _check_stream(self, stream: SimStream) -> None:
+        if self.stop is not None:
+            raise self.stop()
+        if stream.is_closed:
+            raise Closed(f"stream {stream.id} is closed")
+        if stream.device is not self:
+            raise ValueError(f"stream {stream.id} belongs to another device than {self.index}")
+
+    def _consult_rules(self, kind: str, label: str) -> BaseException | None:
+        return self._controls.on_submit(kind, label) if self._controls.rules else None
+
+    def _submit(self, kind: str, command: Command) -> None:
+        """Queue work; the world's state is unchanged if it raises."""
+        stream = command.stream
+        world = self.world
+        with world.lock:
+            self._check_stream(stream)
+            if stream.num_work >= _NUM_QUEUED_MAX:
+                self.counts["would_block"] += 1
+                raise DeviceError(
+                    f"the driver would block here: {stream.num_work} launches and copies are "
+                    f"outstanding on stream {stream.id} (rule R7)"
+                )
+            if self._controls.rules:
+                command.injected = self._controls.on_submit(kind, command.label)
+            stream.num_work += 1
+            world.submit(command)
+
+    def _submit_pinned(self, kind: str, command: Command, address: int, nbytes: int) -> None:
+        block = pinned.hold(address, nbytes)
+        command.pinned = block
+        try:
+            self._submit(kind, command)
+        except BaseException:
+            block.drop()
+            raise
+
+
+def _check_nbytes(nbytes: int) -> None:
+    if nbytes < 1:
+        raise ValueError(f"needs a size of at least 1, found {nbytes}")
+
+
+def _make_closed_error() -> StreamflowError:
+    return Closed("this simulated device is closed")
+
+
+def _make_properties(index: int, total_nbytes: int) -> DeviceProperties:
+    """An H200's limits, with the simulator's memory and engines."""
+    return DeviceProperties(
+        name=f"Simulated H200 ({index})",
+        compute_capability=(9, 0),
+        total_memory_nbytes=total_nbytes,
+        multiprocessor_count=132,
+        warp_size=32,
+        max_threads_per_block=1024,
+        max_block_dim=(1024, 1024, 64),
+        max_grid_dim=(2**31 - 1, 65535, 65535),
+        max_shared_memory_per_block_nbytes=227 << 10,
+        num_copy_engines=2,
+        priority_range=(0, -5),
+    )

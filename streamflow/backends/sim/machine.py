@@ -1,0 +1,394 @@
+"""The simulator's core: a discrete-event machine of devices, engines and queues.
+
+A command starts when it is at the head of its stream's queue and a slot of its engine is
+free. Engines serve by (stream priority, time it became ready, tie-break, stream made
+first), never by which thread came first: on the virtual clock, work is only started
+inside a step, after everything submitted before it has been seen (rule R15). Nothing
+here knows about threads except that callers hold ``World.lock``; time passes through
+:meth:`World.step` (virtual) or the engine threads of :mod:`.wall`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from streamflow.backends.sim.cost import CostModel
+from streamflow.backends.sim.memory import AddressSpace
+from streamflow.backends.sim.wall import EngineThreads
+from streamflow.errors import DeviceError, DeviceLost
+
+if TYPE_CHECKING:
+    from streamflow.backends.sim.command import Command
+    from streamflow.backends.sim.device import SimDevice
+    from streamflow.backends.sim.pool import SimPool
+    from streamflow.backends.sim.stream import SimStream
+    from streamflow.config import Settings
+
+__all__ = ["Blocker", "Engine", "Fault", "Gpu", "World"]
+
+_COMPUTE_SLOTS = 8
+_POISON_VIRTUAL_NBYTES = 16 << 20
+_POISON_WALL_NBYTES = 64 << 10
+"""On the wall clock poison is written by the submitting thread, which must not block (R1)."""
+
+_Ready = tuple[int, float, float, int, "Command"]
+
+
+class Blocker:
+    """A thread blocked until a stream has passed a position."""
+
+    __slots__ = ("_world", "is_released", "latch")
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.latch = threading.Lock()
+        self.latch.acquire()
+        self.is_released = False
+        world.num_blocked += 1
+
+    def resume(self) -> None:
+        # Counted as running from here on, not from when the thread wakes: until it blocks
+        # again or its job ends, virtual time stands still.
+        if not self.is_released:
+            self.is_released = True
+            self._world.num_blocked -= 1
+            self.latch.release()
+
+
+class Engine:
+    """A part of a device that runs work: ``num_free`` slots and a heap of ready commands."""
+
+    __slots__ = ("gpu", "is_dirty", "name", "num_free", "ready")
+
+    def __init__(self, gpu: Gpu, name: str, num_slots: int) -> None:
+        self.gpu = gpu
+        self.name = name
+        self.num_free = num_slots
+        self.ready: list[_Ready] = []
+        self.is_dirty = False
+
+
+class Fault:
+    """The sticky fault of a lost device: which command, on which stream, and why."""
+
+    __slots__ = ("cause", "device_index", "label", "stream_id")
+
+    def __init__(self, device_index: int, label: str, stream_id: int, cause: BaseException) -> None:
+        self.device_index = device_index
+        self.label = label
+        self.stream_id = stream_id
+        self.cause = cause
+
+    def error(self) -> DeviceLost:
+        """A new error each time, so that no traceback grows over many queries."""
+        error = DeviceLost(
+            f"simulated device {self.device_index} is lost: {self.label!r} on stream "
+            f"{self.stream_id} failed: {type(self.cause).__name__}: {self.cause}",
+            suspects=(self.label,),
+        )
+        error.__cause__ = self.cause
+        return error
+
+
+class Gpu:
+    """One simulated device: its memory, engines and streams, whoever opened it."""
+
+    def __init__(self, world: World, index: int, memory_nbytes: int) -> None:
+        self.world = world
+        self.index = index
+        self.cost = CostModel()
+        self.memory = AddressSpace(
+            index,
+            memory_nbytes,
+            _POISON_VIRTUAL_NBYTES if world.is_virtual else _POISON_WALL_NBYTES,
+        )
+        self.h2d = Engine(self, "h2d", 1)
+        self.d2h = Engine(self, "d2h", 1)
+        self.compute = Engine(self, "compute", _COMPUTE_SLOTS)
+        self.fault: Fault | None = None
+        self.devices: list[SimDevice] = []
+        self.pools: list[SimPool] = []
+        # Weak: a stream with work left is held by what will make it go on.
+        self.streams: WeakSet[SimStream] = WeakSet()
+
+    def sorted_streams(self) -> list[SimStream]:
+        """Streams in the order they were made: a weak set's own order differs between runs."""
+        return sorted(self.streams, key=lambda stream: stream.ordinal)
+
+    def on_synchronised(self) -> None:
+        """A thread has waited for the device: pools give back what exceeds their threshold."""
+        for pool in self.pools:
+            pool.release_to(pool.release_threshold_nbytes)
+
+
+class World:
+    """Devices that share a clock, opened on one event loop.
+
+    Attributes
+    ----------
+    lock : RLock
+        Held around every call of the machine's methods. Kernel bodies run under it on
+        the virtual clock only.
+    num_blocked : int
+        Threads blocked in a synchronisation, on the virtual clock.
+    runnable : deque of SimStream
+        Streams whose head can go on; drained before any call returns.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.is_virtual = settings.sim_clock == "virtual"
+        self.seed = settings.seed
+        self.lock = threading.RLock()
+        self.num_blocked = 0
+        self.num_opened = 0
+        self.gpus: dict[int, Gpu] = {}
+        self.runnable: deque[SimStream] = deque()
+        self.next_ordinal = count().__next__
+        self.next_waiter = count().__next__
+        self._now_s = 0.0
+        self._driver: int | None = None
+        self._dirty: list[Engine] = []
+        self._in_flight: list[tuple[float, float, int, Command]] = []
+        self.threads = None if self.is_virtual else EngineThreads(self)
+
+    # -- time ----------------------------------------------------------------------
+
+    def now_s(self) -> float:
+        return self._now_s if self.is_virtual else time.monotonic()
+
+    def next_s(self) -> float | None:
+        """When the next running work ends in virtual time; None if none runs."""
+        self._start_ready()
+        return self._in_flight[0][0] if self._in_flight else None
+
+    def skip(self, seconds: float) -> float:
+        """Let up to ``seconds`` of virtual time pass, short of the next completion."""
+        if seconds < 0:
+            raise ValueError(f"time only passes forward, found {seconds} s")
+        start = self._now_s
+        next_s = self.next_s()
+        self._now_s = start + seconds if next_s is None else min(start + seconds, next_s)
+        return self._now_s - start
+
+    def advance(self, num_busy_workers: int) -> bool:
+        """:meth:`Backend.advance`: one step, unless a worker is running."""
+        with self.lock:
+            self._driver = threading.get_ident()
+            if num_busy_workers > self.num_blocked:
+                return False
+            return self.step()
+
+    def step(self) -> bool:
+        """Complete one piece of work in virtual time; False when none runs."""
+        if self._dirty:
+            self._start_ready()
+        if not self._in_flight:
+            return False
+        self._now_s, _, _, command = heappop(self._in_flight)
+        error: BaseException | None = command.injected
+        if error is None:
+            try:
+                command.run(command.bind())
+            except Exception as fault:
+                error = fault
+            except BaseException as stop:  # Ctrl-C in a body: leave no half-done command
+                self.finish(command, self._now_s, stop)
+                raise
+        self.finish(command, self._now_s, error)
+        return True
+
+    def _start_ready(self) -> None:
+        for engine in self._dirty:
+            engine.is_dirty = False
+            ready = engine.ready
+            while ready and engine.num_free:
+                _, _, tie, ordinal, command = heappop(ready)
+                engine.num_free -= 1
+                end_s = self._now_s + command.duration_s()
+                heappush(self._in_flight, (end_s, tie, ordinal, command))
+        self._dirty.clear()
+
+    # -- queues ----------------------------------------------------------------------
+
+    def submit(self, command: Command) -> None:
+        """Queue a command on its stream."""
+        stream = command.stream
+        queue = stream.queue
+        queue.append(command)
+        stream.num_submitted += 1
+        if len(queue) == 1:
+            now_s = self._now_s if self.is_virtual else time.monotonic()
+            self._pump(stream, now_s)
+            if self.runnable:
+                self.settle(now_s)
+
+    def finish(self, command: Command, now_s: float, error: BaseException | None) -> None:
+        """Work has ended: free its slot and let its stream and its waiters go on."""
+        if command.pinned is not None:
+            command.pinned.drop()
+            command.pinned = None
+        engine = command.engine
+        assert engine is not None
+        engine.num_free += 1
+        if engine.ready:
+            self._mark_dirty(engine)
+        stream = command.stream
+        queue = stream.queue
+        if not queue or queue[0] is not command:
+            return  # its device was lost or closed while it ran
+        if error is not None:
+            self._lose(command, error)
+            return
+        queue.popleft()
+        stream.num_done += 1
+        stream.num_work -= 1
+        if stream.waiters:
+            self._release(stream)
+        if queue:
+            self._pump(stream, now_s)
+        if self.runnable:
+            self.settle(now_s)
+
+    def settle(self, now_s: float) -> None:
+        """Let every runnable stream go on. A loop, so long chains of waits need no stack."""
+        while self.runnable:
+            self._pump(self.runnable.popleft(), now_s)
+
+    def _pump(self, stream: SimStream, now_s: float) -> None:
+        queue = stream.queue
+        while queue:
+            command = queue[0]
+            engine = command.engine
+            if engine is not None:
+                draw = stream.draw
+                tie = 0.0 if draw is None else draw()
+                heappush(engine.ready, (stream.priority, now_s, tie, stream.ordinal, command))
+                if not engine.is_dirty:
+                    self._mark_dirty(engine)
+                return
+            if command.injected is not None:
+                self._lose(command, command.injected)
+                return
+            if not command.settle(now_s):
+                return
+            queue.popleft()
+            stream.num_done += 1
+            if stream.waiters:
+                self._release(stream)
+
+    def _mark_dirty(self, engine: Engine) -> None:
+        if self.threads is not None:
+            self.threads.wake(engine)
+        elif not engine.is_dirty:
+            engine.is_dirty = True
+            self._dirty.append(engine)
+
+    def _release(self, stream: SimStream) -> None:
+        waiters = stream.waiters
+        done = stream.num_done
+        while waiters and waiters[0][0] <= done:
+            heappop(waiters)[2].resume()
+
+    # -- faults and closing ------------------------------------------------------------
+
+    def _lose(self, command: Command, cause: BaseException) -> None:
+        gpu = command.stream.gpu
+        gpu.fault = Fault(gpu.index, command.label, command.stream.id, cause)
+        for device in gpu.devices:
+            device.stop = gpu.fault.error
+        self.abandon(gpu.sorted_streams())
+
+    def abandon(self, streams: list[SimStream]) -> None:
+        """Drop what these streams still hold; who waits for them goes on.
+
+        Work that an engine thread is running right now ends without a trace.
+        """
+        dropped = set(streams)
+        running = [e for e in self._in_flight if e[3].stream in dropped]
+        if running:
+            self._in_flight = [e for e in self._in_flight if e[3].stream not in dropped]
+            heapify(self._in_flight)
+            for *_, command in running:
+                assert command.engine is not None
+                command.engine.num_free += 1
+        for engine in {e for s in streams for e in (s.gpu.h2d, s.gpu.d2h, s.gpu.compute)}:
+            engine.ready = [e for e in engine.ready if e[4].stream not in dropped]
+            heapify(engine.ready)
+            if engine.ready:
+                self._mark_dirty(engine)
+        for stream in streams:
+            for command in stream.queue:
+                is_running = self.threads is not None and command in self.threads.running
+                if command.pinned is not None and not is_running:
+                    command.pinned.drop()
+            stream.queue.clear()
+            stream.num_done = stream.num_submitted
+            stream.num_work = 0
+            self._release(stream)
+        self.settle(self.now_s())
+
+    # -- blocking ----------------------------------------------------------------------
+
+    def wait_blocking(self, stream: SimStream, position: int) -> None:
+        """Block this thread until ``stream`` has passed ``position``.
+
+        On the virtual clock the thread that drives it (the one that called ``advance``
+        last; the main thread before any did) steps the machine itself: nobody else would.
+        """
+        blocker: Blocker | None = None
+        with self.lock:
+            if stream.num_done < position:
+                if self.is_virtual and self._is_driver():
+                    self._drive(stream, position)
+                else:
+                    blocker = Blocker(self)
+                    heappush(stream.waiters, (position, self.next_waiter(), blocker))
+        if blocker is not None:
+            try:
+                blocker.latch.acquire()
+            finally:  # also after a KeyboardInterrupt, so that the count stays true
+                with self.lock:
+                    blocker.resume()
+        if stream.device.stop is not None:
+            raise stream.device.stop()
+        with self.lock:
+            stream.num_proven = max(stream.num_proven, position)
+            stream.gpu.on_synchronised()
+
+    def synchronize_blocking(self, gpu: Gpu) -> None:
+        """Block until everything submitted to the device is done.
+
+        On the virtual clock any thread steps the machine here, busy workers or not: this
+        is for leaving a device, when its poller is gone.
+        """
+        with self.lock:
+            places = [(stream, stream.num_submitted) for stream in gpu.sorted_streams()]
+            if self.is_virtual:
+                for stream, position in places:
+                    self._drive(stream, position)
+        for stream, position in places:
+            self.wait_blocking(stream, position)
+
+    def _is_driver(self) -> bool:
+        if self._driver is None:
+            return threading.current_thread() is threading.main_thread()
+        return threading.get_ident() == self._driver
+
+    def _drive(self, stream: SimStream, position: int) -> None:
+        while stream.num_done < position:
+            if not self.step():
+                raise DeviceError(
+                    f"stream {stream.id} would never get past {stream.queue[0].label!r}: nothing "
+                    "runs on the simulator any more; release its gates first"
+                )
+
+    def close(self) -> None:
+        """End the engine threads."""
+        if self.threads is not None:
+            self.threads.close()

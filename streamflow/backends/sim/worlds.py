@@ -1,0 +1,46 @@
+"""Which world a device belongs to: one for each event loop, while any of its devices is open."""
+
+from __future__ import annotations
+
+import threading
+
+from streamflow.backends.sim.machine import World
+from streamflow.config import Settings
+
+__all__ = ["enter_world", "leave_world"]
+
+_lock = threading.Lock()
+_worlds: dict[object, World] = {}
+
+
+def enter_world(settings: Settings, loop_key: object) -> World:
+    """The world of this loop, made if it is the first; each call needs a ``leave_world``.
+
+    Raises
+    ------
+    ValueError
+        The world exists and runs by another clock.
+    """
+    with _lock:
+        world = _worlds.get(loop_key)
+        if world is None:
+            world = _worlds[loop_key] = World(settings)
+        elif world.is_virtual != (settings.sim_clock == "virtual"):
+            raise ValueError(
+                f"sim_clock={settings.sim_clock!r}, but the devices already open on this event "
+                "loop run by the other clock"
+            )
+        world.num_opened += 1
+        return world
+
+
+def leave_world(world: World, loop_key: object) -> None:
+    """Drop the world with its last device; the next one starts with a fresh clock."""
+    with _lock:
+        world.num_opened -= 1
+        is_last = world.num_opened == 0
+        if is_last:
+            del _worlds[loop_key]
+    if is_last:
+        with world.lock:
+            world.close()

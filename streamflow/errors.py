@@ -1,0 +1,108 @@
+"""Every error streamflow raises by a name of its own.
+
+::
+
+    StreamflowError
+    ├── BackendUnavailable   (RuntimeError)   no such backend, or it cannot start here
+    ├── DeviceError          (RuntimeError)   the device or its driver refused or failed
+    │   ├── OutOfDeviceMemory    (MemoryError)
+    │   ├── LaunchFailed                       a launch the driver refused; not sticky
+    │   ├── CompileFailed                      ``log`` holds what the compiler said
+    │   └── DeviceLost                         a sticky fault; ``suspects`` names ops
+    ├── UpstreamFailed       (RuntimeError)   an op whose input was never made right
+    ├── OpCancelled          (CancelledError) the op was removed before it was submitted
+    ├── WrongThread          (RuntimeError)   a call from a thread or loop that does not own the device
+    └── Closed               (ValueError)     use of a closed device, closed stream or freed array
+
+Bad arguments raise plain ``TypeError``, ``ValueError``, ``IndexError`` and
+``OverflowError``, before anything is submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+
+__all__ = [
+    "BackendUnavailable",
+    "Closed",
+    "CompileFailed",
+    "DeviceError",
+    "DeviceLost",
+    "LaunchFailed",
+    "OpCancelled",
+    "OutOfDeviceMemory",
+    "SimulatorWarning",
+    "StreamflowError",
+    "UpstreamFailed",
+    "WrongThread",
+]
+
+
+class StreamflowError(Exception):
+    """The root of the tree."""
+
+
+class BackendUnavailable(StreamflowError, RuntimeError):
+    """No backend of that name, or it cannot start on this machine."""
+
+
+class DeviceError(StreamflowError, RuntimeError):
+    """The device or its driver refused a call, or failed while running one."""
+
+
+class OutOfDeviceMemory(DeviceError, MemoryError):
+    """The pool could not give the bytes asked for. The device stays usable."""
+
+
+class LaunchFailed(DeviceError):
+    """The driver refused to launch a kernel. The device stays usable."""
+
+
+class CompileFailed(DeviceError):
+    """CUDA C++ source that does not compile.
+
+    Attributes
+    ----------
+    log : str
+        The compiler's own words, with file and line.
+    """
+
+    def __init__(self, message: str, *, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class DeviceLost(DeviceError):
+    """A sticky fault: nothing that runs on this device can succeed any more (rule R9).
+
+    Attributes
+    ----------
+    suspects : tuple of str
+        The ops that had not been seen to finish when the fault showed, oldest
+        first; the simulator names the one that failed.
+    """
+
+    def __init__(self, message: str, *, suspects: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.suspects = tuple(suspects)
+
+
+class UpstreamFailed(StreamflowError, RuntimeError):
+    """An op read data whose writer failed; ``__cause__`` is the writer's error (rule R9)."""
+
+
+class OpCancelled(StreamflowError, CancelledError):
+    """The op was cancelled while parked and never reached the device."""
+
+
+class WrongThread(StreamflowError, RuntimeError):
+    """A public call from a thread or event loop other than the device's own (rule R11)."""
+
+
+class Closed(StreamflowError, ValueError):
+    """Use of a closed device or stream, or of a freed array."""
+
+
+class SimulatorWarning(UserWarning):
+    """``Device`` fell back to the simulator; the message says why (rule R14)."""

@@ -1,0 +1,1 @@
+"""Host and device memory between the scheduler and the runtime."""

@@ -1,0 +1,194 @@
+"""Page-locked host memory, cached by size, with a byte budget for what users keep.
+
+Pinning and unpinning hold a driver-wide lock and may wait for running kernels, so
+neither happens on the event loop: the loop only takes cached blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from streamflow.scheduler.reaper import post_orphan
+
+__all__ = ["PinnedBlock", "PinnedPool", "SMALL_NBYTES"]
+
+SMALL_NBYTES = 64 << 10
+"""Copies up to this size go through the loop itself (rule R1's bound)."""
+
+_SLAB_NBYTES = 1 << 20
+_MIN_CLASS_NBYTES = 512
+
+
+class PinnedBlock:
+    """One pinned range on loan; back in its pool when :meth:`release` is called, once."""
+
+    __slots__ = ("_memory", "address", "is_counted", "nbytes", "pool")
+
+    def __init__(self, pool: PinnedPool, address: int, nbytes: int, is_counted: bool) -> None:
+        self.pool = pool
+        self.address = address
+        self.nbytes = nbytes
+        self.is_counted = is_counted
+        self._memory = (ctypes.c_char * nbytes).from_address(address)
+
+    def bytes_view(self, nbytes: int, offset: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Bytes ``[offset, offset + nbytes)``; valid until the block is released."""
+        return np.frombuffer(self._memory, np.uint8, nbytes, offset)
+
+    def release(self) -> None:
+        """Give the block back. Any thread; nothing in flight may still touch it (R6)."""
+        self.pool._give_back(self)
+
+    def as_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """An ndarray that *is* this block; the block returns when the array is collected."""
+        return np.asarray(_Loan(self, shape, dtype))
+
+
+class _Loan:
+    """The base object of a result array: its end is the end of the loan."""
+
+    __slots__ = ("__array_interface__", "_block")
+
+    def __init__(self, block: PinnedBlock, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._block = block
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "typestr": dtype.str,
+            "descr": dtype.descr,
+            "data": (block.address, False),
+        }
+
+    def __del__(self) -> None:
+        self._block.release()
+
+
+class PinnedPool:
+    """Pinned blocks by size class: powers of two up to 64 KiB, then multiples of that.
+
+    Parameters
+    ----------
+    allocate_blocking, free_blocking : callable
+        The backend's verbs; called on worker threads only.
+    budget_nbytes : int
+        Bound of live and cached bytes that count; staging chunks do not.
+    """
+
+    def __init__(
+        self,
+        allocate_blocking: Callable[[int], int],
+        free_blocking: Callable[[int], None],
+        *,
+        budget_nbytes: int,
+    ) -> None:
+        self._allocate_blocking = allocate_blocking
+        self._free_blocking = free_blocking
+        self.budget_nbytes = budget_nbytes
+        self._lock = threading.RLock()  # re-entrant: a collection inside may release a loan
+        self._free: dict[int, list[int]] = {}
+        self._slabs: list[int] = []
+        self._is_closed = False
+        self.counted_nbytes = 0
+        self.num_live = 0
+
+    def try_acquire(self, nbytes: int) -> PinnedBlock | None:
+        """A cached block of at least ``nbytes``, or None without blocking."""
+        size = _class_nbytes(nbytes)
+        with self._lock:
+            addresses = self._free.get(size)
+            if not addresses:
+                return None
+            self.num_live += 1
+            return PinnedBlock(self, addresses.pop(), size, size > SMALL_NBYTES)
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether pinning ``nbytes`` more, after dropping cached blocks, keeps the budget."""
+        size = _class_nbytes(nbytes)
+        with self._lock:
+            cached = sum(
+                size * len(addresses)
+                for size, addresses in self._free.items()
+                if size > SMALL_NBYTES
+            )
+            return self.counted_nbytes - cached + size <= self.budget_nbytes
+
+    def acquire_blocking(self, nbytes: int) -> PinnedBlock:
+        """A block of at least ``nbytes``, pinned now if none is cached. Worker threads only."""
+        block = self.try_acquire(nbytes)
+        if block is not None:
+            return block
+        size = _class_nbytes(nbytes)
+        if size <= SMALL_NBYTES:
+            slab = self._allocate_blocking(_SLAB_NBYTES)
+            with self._lock:
+                self._slabs.append(slab)
+                self._free.setdefault(size, []).extend(
+                    range(slab, slab + _SLAB_NBYTES, size)
+                )
+            block = self.try_acquire(nbytes)
+            if block is None:  # taken by another thread already
+                return self.acquire_blocking(nbytes)
+            return block
+        self._make_room_blocking(size)
+        address = self._allocate_blocking(size)
+        with self._lock:
+            self.counted_nbytes += size
+            self.num_live += 1
+        return PinnedBlock(self, address, size, True)
+
+    def close_blocking(self) -> None:
+        """Unpin what is cached. Blocks still on loan are unpinned after they come back."""
+        with self._lock:
+            self._is_closed = True
+            large = [
+                address
+                for size, addresses in self._free.items()
+                if size > SMALL_NBYTES
+                for address in addresses
+            ]
+            slabs = self._slabs if self.num_live == 0 else []
+            self._free.clear()
+            self._slabs = [] if slabs else self._slabs
+        for address in (*large, *slabs):
+            self._free_blocking(address)
+
+    def _make_room_blocking(self, size: int) -> None:
+        drop: list[int] = []
+        with self._lock:
+            for cached, addresses in self._free.items():
+                while (
+                    cached > SMALL_NBYTES
+                    and addresses
+                    and self.counted_nbytes + size > self.budget_nbytes
+                ):
+                    drop.append(addresses.pop())
+                    self.counted_nbytes -= cached
+        for address in drop:
+            self._free_blocking(address)
+
+    def _give_back(self, block: PinnedBlock) -> None:
+        with self._lock:
+            self.num_live -= 1
+            if not self._is_closed:
+                self._free.setdefault(block.nbytes, []).append(block.address)
+                return
+            last_slabs = self._slabs if self.num_live == 0 else []
+            if last_slabs:
+                self._slabs = []
+        free = self._free_blocking
+        # The device is gone, and this may be a finaliser: leave it to a later one (R12).
+        for address in ([block.address] if block.is_counted else []) + last_slabs:
+            post_orphan(lambda address=address: free(address))  # type: ignore[misc]
+
+
+def _class_nbytes(nbytes: int) -> int:
+    if nbytes <= _MIN_CLASS_NBYTES:
+        return _MIN_CLASS_NBYTES
+    if nbytes <= SMALL_NBYTES:
+        return 1 << (nbytes - 1).bit_length()
+    return -(-nbytes // SMALL_NBYTES) * SMALL_NBYTES

@@ -1,0 +1,215 @@
+"""Pageable arrays to and from the device through pinned chunks, filled by worker threads.
+
+A job starts once everything it depends on has completed, so a worker only ever waits for
+copies of its own and one stalled kernel cannot hold up another array's staging. Each
+worker of a job has a channel to itself: a private stream and two chunks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from streamflow.backends.base import Backend
+from streamflow.memory.layout import pieces
+from streamflow.scheduler.workers import Workers
+
+__all__ = ["Staging", "StagingJob"]
+
+Array = np.ndarray[Any, Any]
+
+
+class _Chunk:
+    """A pinned chunk; ``event`` marks the end of the copy that last used it."""
+
+    __slots__ = ("address", "event", "memory")
+
+    def __init__(self, backend: Backend, nbytes: int) -> None:
+        import ctypes
+
+        self.address = backend.allocate_pinned_blocking(nbytes)
+        self.memory = (ctypes.c_char * nbytes).from_address(self.address)
+        self.event: Any = None
+
+    def like(self, piece: Array) -> Array:
+        """The start of the chunk, with the shape and dtype of ``piece`` in C order."""
+        return np.frombuffer(self.memory, piece.dtype, piece.size).reshape(piece.shape)
+
+
+class _Channel:
+    """A private stream and two chunks, used by one worker task at a time."""
+
+    def __init__(self, backend: Backend, chunk_nbytes: int) -> None:
+        self._backend = backend
+        self._chunk_nbytes = chunk_nbytes
+        self.stream = backend.create_stream()
+        self.chunks: list[_Chunk] = []
+
+    def chunk(self, index: int) -> _Chunk:
+        """The chunk for the ``index``-th piece, free to be written. Worker threads only."""
+        if index < 2 and len(self.chunks) <= index:
+            self.chunks.append(_Chunk(self._backend, self._chunk_nbytes))
+        chunk = self.chunks[index % 2]
+        if chunk.event is not None:
+            chunk.event.sync()
+        return chunk
+
+    def close_blocking(self) -> None:
+        if self.chunks:
+            self.stream.sync()
+        for chunk in self.chunks:
+            self._backend.free_pinned_blocking(chunk.address)
+        self.stream.close()
+
+
+@dataclass(slots=True, eq=False)
+class StagingJob:
+    """One array on its way. ``done(job)`` runs on the loop when all workers have ended.
+
+    ``ends`` are events that follow every copy the job submitted; whoever uses the
+    memory on the device next waits for them, also when ``error`` is set.
+    """
+
+    seq: int
+    array: Array
+    address: int
+    is_in: bool
+    done: Callable[[StagingJob], None]
+    is_timed: bool = False
+    is_stopped: bool = False
+    error: BaseException | None = None
+    starts: list[Any] = field(default_factory=list)
+    ends: list[Any] = field(default_factory=list)
+    num_running: int = 0
+
+
+class Staging:
+    """Jobs over channels and worker threads; loop thread only but for the tasks themselves."""
+
+    def __init__(
+        self, backend: Backend, workers: Workers, *, in_nbytes: int, out_nbytes: int, num: int
+    ) -> None:
+        self._backend = backend
+        self._workers = workers
+        self._nbytes = {True: in_nbytes, False: out_nbytes}
+        self._num = num
+        self._idle: dict[bool, list[_Channel]] = {True: [], False: []}
+        self._made: dict[bool, int] = {True: 0, False: 0}
+        self._waiting: dict[bool, deque[StagingJob]] = {True: deque(), False: deque()}
+        self._active: set[StagingJob] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def num_active(self) -> int:
+        """Jobs started or waiting for a channel."""
+        return len(self._active) + sum(map(len, self._waiting.values()))
+
+    def start(self, job: StagingJob) -> None:
+        """Begin ``job`` now, or when a channel is free; first come first served."""
+        self._waiting[job.is_in].append(job)
+        self._start_waiting(job.is_in)
+
+    def stop_all(self) -> None:
+        """Have every job end after the chunk it is at."""
+        for job in self._active:
+            job.is_stopped = True
+
+    def close_blocking(self) -> None:
+        """Unpin the chunks. Worker threads only, once no job is active."""
+        for channels in self._idle.values():
+            while channels:
+                channels.pop().close_blocking()
+
+    def _start_waiting(self, is_in: bool) -> None:
+        waiting, idle = self._waiting[is_in], self._idle[is_in]
+        nbytes = self._nbytes[is_in]
+        while waiting and (idle or self._made[is_in] < self._num):
+            job = waiting.popleft()
+            self._active.add(job)
+            wanted = max(1, min(-(-job.array.nbytes // nbytes), self._num))
+            channels: list[_Channel] = []
+            while len(channels) < wanted and (idle or self._made[is_in] < self._num):
+                if idle:
+                    channels.append(idle.pop())
+                else:
+                    channels.append(_Channel(self._backend, nbytes))
+                    self._made[is_in] += 1
+            job.num_running = len(channels)
+            for first, channel in enumerate(channels):
+                self._submit(job, channel, first, len(channels))
+
+    def _submit(self, job: StagingJob, channel: _Channel, first: int, step: int) -> None:
+        def task() -> None:
+            try:
+                if job.is_timed:
+                    start = self._backend.create_event(timing=True)
+                    channel.stream.record(start)
+                (self._fill if job.is_in else self._drain)(job, channel, first, step)
+            finally:
+                end = self._backend.create_event(timing=job.is_timed)
+                channel.stream.record(end)
+                with self._lock:
+                    job.ends.append(end)
+                    if job.is_timed:
+                        job.starts.append(start)
+
+        def done(_: None, error: BaseException | None) -> None:
+            if error is not None and job.error is None:
+                job.error = error
+            job.num_running -= 1
+            self._idle[job.is_in].append(channel)
+            if job.num_running == 0:
+                self._active.discard(job)
+                job.done(job)
+            self._start_waiting(job.is_in)
+
+        self._workers.submit(job.seq, task, done)
+
+    def _fill(self, job: StagingJob, channel: _Channel, first: int, step: int) -> None:
+        used = 0
+        for index, (offset, piece) in enumerate(pieces(job.array, self._nbytes[True])):
+            if index % step != first:
+                continue
+            if job.is_stopped:
+                return
+            chunk = channel.chunk(used)
+            used += 1
+            np.copyto(chunk.like(piece), piece)
+            self._backend.copy_h2d(
+                job.address + offset, chunk.address, piece.nbytes, channel.stream
+            )
+            self._record(chunk, channel)
+
+    def _drain(self, job: StagingJob, channel: _Channel, first: int, step: int) -> None:
+        used = 0
+        pending: deque[tuple[_Chunk, Array]] = deque()
+        for index, (offset, piece) in enumerate(pieces(job.array, self._nbytes[False])):
+            if index % step != first:
+                continue
+            if job.is_stopped:
+                break
+            if len(pending) == 2:
+                self._copy_out(*pending.popleft())
+            chunk = channel.chunk(used)
+            used += 1
+            self._backend.copy_d2h(
+                chunk.address, job.address + offset, piece.nbytes, channel.stream
+            )
+            self._record(chunk, channel)
+            pending.append((chunk, piece))
+        while pending:
+            self._copy_out(*pending.popleft())
+
+    def _copy_out(self, chunk: _Chunk, piece: Array) -> None:
+        chunk.event.sync()
+        np.copyto(piece, chunk.like(piece))
+
+    def _record(self, chunk: _Chunk, channel: _Channel) -> None:
+        if chunk.event is None:
+            chunk.event = self._backend.create_event()
+        channel.stream.record(chunk.event)

@@ -1,0 +1,1 @@
+"""Ops, arrays, streams and kernels of one device."""

@@ -1,0 +1,471 @@
+"""The state of one open device, and the poller that finds out what has finished.
+
+Everything here runs on the device's own loop unless it says otherwise (rule R11).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Any
+
+from streamflow.backends.base import Backend
+from streamflow.config import Settings
+from streamflow.errors import Closed, DeviceLost, StreamflowError, UpstreamFailed, WrongThread
+from streamflow.memory.pinned import PinnedPool
+from streamflow.memory.staging import Staging
+from streamflow.runtime.array import DeviceArray
+from streamflow.runtime.instrument import Instrument
+from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.parking import Parking
+from streamflow.runtime.tracer import Tracer
+from streamflow.scheduler.backoff import Backoff
+from streamflow.scheduler.completion import Completion, count_done
+from streamflow.scheduler.hazards import Region
+from streamflow.scheduler.loops import Shell
+from streamflow.scheduler.timeline import Ticket, Timeline
+from streamflow.scheduler.workers import Workers
+
+__all__ = ["Core"]
+
+_SUBMITTED, _DONE, _FAILED, _CANCELLED = (
+    OpState.SUBMITTED,
+    OpState.DONE,
+    OpState.FAILED,
+    OpState.CANCELLED,
+)
+_next_seq = count(1).__next__  # one order over all devices: hazards compare across them
+
+
+class Core:
+    """What ops, arrays and streams of one device share."""
+
+    next_seq = staticmethod(_next_seq)
+
+    def __init__(self, backend: Backend, shell: Shell, settings: Settings) -> None:
+        self.backend = backend
+        self.shell = shell
+        self.settings = settings
+        self.window = min(settings.window, backend.num_queued_max)
+        self.instrument: Instrument | None = None
+        self.tracer = Tracer(self)
+        self.lost: DeviceLost | None = None
+        self.is_loss_seen = False
+        self.is_closed = False
+        self.events: list[Any] = []
+        self.lines: list[Timeline] = []
+        self.parking = Parking(self)
+        self.completion = Completion(settings.spin_us * 1e-6)
+        self.num_submitted = 0
+        self.num_finished = 0
+        self._dropped: deque[tuple[int, Timeline, Region]] = deque()
+        self._dropped_lines: deque[Timeline] = deque()
+        self._closed_lines: deque[Timeline] = deque()
+        self.free_dropped: Callable[[int, Timeline, Region], Op[None] | None]
+        self.free: Callable[[int, Timeline, Region, Any], Op[None]]
+        self._failures: dict[Op[Any], None] = {}
+        self._pending: dict[Op[Any], None] = {}  # parked and staging ops
+        self._is_turn_scheduled = False
+        self._seen_submitted = 0
+        self._wake = lambda: self._post(self._turn_from_thread)
+        self.backoff = Backoff(self._wake)
+        prepare = backend.set_current
+        self.background = Workers("streamflow-background", 2, prepare, self._wake)
+        self.stagers = Workers("streamflow-stage", settings.staging_threads, prepare, self._wake)
+        self.pinned = PinnedPool(
+            backend.allocate_pinned_blocking,
+            backend.free_pinned_blocking,
+            budget_nbytes=settings.pinned_budget_nbytes,
+        )
+        self.staging = Staging(
+            backend,
+            self.stagers,
+            in_nbytes=settings.staging_in_nbytes,
+            out_nbytes=settings.staging_out_nbytes,
+            num=settings.staging_threads,
+        )
+        controls = backend.controls()
+        if controls is not None:
+            controls.on_change = self._wake
+
+    # -- checks ------------------------------------------------------------------------
+
+    def check_here(self) -> None:
+        """Raise unless the caller runs on this device's loop."""
+        if not self.shell.is_running_here():
+            raise WrongThread(
+                f"device {self.backend.index} belongs to the event loop that entered it; this "
+                "call came from another thread or loop. Open a Device of its own there"
+            )
+
+    def check_open(self) -> None:
+        """Raise unless work may be submitted here and now."""
+        self.check_here()
+        if self.is_closed:
+            raise Closed(f"device {self.backend.index} is closed")
+        if self.lost is not None:
+            self.is_loss_seen = True
+            raise DeviceLost(str(self.lost), suspects=self.lost.suspects) from self.lost
+        if self._dropped or self._dropped_lines:
+            self.drain_dropped()
+
+    # -- streams and events ----------------------------------------------------------------
+
+    def make_timeline(self, name: str, *, priority: int = 0, is_ordered: bool = False) -> Timeline:
+        """A new stream of the device."""
+        stream = self.backend.create_stream(priority=priority)
+        line = Timeline(self.backend.stream_id(stream), stream, name, is_ordered=is_ordered)
+        self.lines.append(line)
+        return line
+
+    def take_event(self) -> Any:
+        """An event whose last record, if any, is known to have completed."""
+        return self.events.pop() if self.events else self.backend.create_event()
+
+    def now(self) -> float:
+        """The host's clock, for ages and reports."""
+        return time.monotonic()
+
+    # -- submission ------------------------------------------------------------------------
+
+    def submitted(self, op: Op[Any]) -> None:
+        """Note that ``op`` just got its position."""
+        self.num_submitted += 1
+        op._state = _SUBMITTED
+        rare = op._rare
+        if rare is None:
+            return
+        self._pending.pop(op, None)
+        if rare.is_wanted or rare.on_device_done is not None:
+            self.completion.want(op.ticket.timeline, time.monotonic())
+            rare.is_wanted = True
+            self.schedule_turn()
+
+    def fail(self, op: Op[Any], error: BaseException, inherited: Iterable[Ticket] = ()) -> None:
+        """End ``op`` with ``error``; its readers fail with ``UpstreamFailed`` (rule R9)."""
+        ticket = op.ticket
+        ticket.failure = error
+        if not ticket.position:
+            ticket.inherited = _flattened(inherited)
+        op._error = error
+        self._failures[op] = None
+        state = _CANCELLED if type(error).__name__ == "OpCancelled" else _FAILED
+        self.finish(op, state)
+
+    def observed(self, op: Op[Any]) -> None:
+        """Somebody has seen the failure of ``op``."""
+        if op._error is self.lost:
+            self.is_loss_seen = True
+        self._failures.pop(op, None)
+
+    def take_failures(self) -> list[BaseException]:
+        """The failures nobody has seen, root causes only; they count as seen now."""
+        failures = [op._error for op in self._failures if op._error is not None]
+        self._failures.clear()
+        return [
+            e for e in failures if not isinstance(e, UpstreamFailed) and e is not self.lost
+        ] or failures[:1]
+
+    def op_of(self, ticket: Ticket) -> Op[Any] | None:
+        """The op of a ticket that has not retired, or that failed."""
+        op: Op[Any] | None = ticket.op
+        return op
+
+    # -- completion ------------------------------------------------------------------------
+
+    def want(self, op: Op[Any]) -> None:
+        """Have the poller run until ``op`` has ended."""
+        rare = op.rare()
+        if not rare.is_wanted:
+            rare.is_wanted = True
+            if op.ticket.position:
+                self.completion.want(op.ticket.timeline, time.monotonic())
+        self.schedule_turn()
+
+    def unwant(self, op: Op[Any]) -> None:
+        """Take :meth:`want` back if nothing else wants ``op``."""
+        rare = op._rare
+        if (
+            rare is not None
+            and rare.is_wanted
+            and not rare.wakers
+            and not rare.callbacks
+            and not rare.on_ended
+            and rare.on_device_done is None
+        ):
+            rare.is_wanted = False
+            if op.ticket.position:
+                self.completion.unwant(op.ticket.timeline)
+
+    def when_ended(self, ticket: Ticket, react: Callable[[], None]) -> None:
+        """Call ``react`` once the op of ``ticket`` has ended in whatever way."""
+        op: Op[Any] | None = ticket.op
+        if ticket.is_passed or ticket.failure is not None or op is None:
+            react()
+            return
+        op.rare().on_ended.append(react)
+        op._core.want(op)
+
+    def when_all_ended(self, tickets: list[Ticket], react: Callable[[], None]) -> None:
+        """Call ``react`` once every op of ``tickets`` has ended."""
+
+        def attempt() -> None:
+            while tickets:
+                ticket = tickets.pop()
+                if not (ticket.is_passed or ticket.failure is not None):
+                    self.when_ended(ticket, attempt)
+                    return
+            react()
+
+        attempt()
+
+    def after_tickets(self, after: Sequence[Any]) -> list[Ticket]:
+        """The tickets that ``after=`` names: ops, or arrays for their latest write.
+
+        Raises
+        ------
+        TypeError
+            Something else.
+        ValueError
+            An op of another event loop.
+        """
+        if isinstance(after, (Op, DeviceArray)):
+            after = (after,)
+        tickets = []
+        for item in after:
+            if isinstance(item, DeviceArray):
+                item.check_usable()
+                core, ticket = item._core, item._region.last_write
+            elif isinstance(item, Op):
+                core, ticket = item._core, item.ticket
+            else:
+                raise TypeError(f"after= takes ops and device arrays, found {item!r}")
+            if core is not self and core.shell.key != self.shell.key:
+                raise ValueError(f"{item!r} belongs to another event loop")
+            if not ticket.is_passed:
+                tickets.append(ticket)
+        return tickets
+
+    def reap(self, timeline: Timeline) -> int:
+        """Retire what has completed on ``timeline``; a fault found here loses the device."""
+        try:
+            num = count_done(timeline)
+        except Exception as error:
+            self.lose(error, "polling an event")
+            return 0
+        if num:
+            self._retire(timeline, num)
+        return num
+
+    def _retire(self, timeline: Timeline, num: int) -> None:
+        events = self.events
+        finished = []
+        self.num_finished += num
+        for ticket in timeline.retire(num):
+            op: Op[Any] | None = ticket.op
+            if ticket.holds == 0:
+                events.append(ticket.event)
+            if op is not None and ticket.failure is None:
+                if op._rare is None:
+                    op._state = _DONE
+                    ticket.forget()
+                else:
+                    finished.append(op)
+            else:
+                ticket.event = None
+        self.completion.moved(timeline, time.monotonic())
+        if timeline.waiting:
+            self.parking.room_in(timeline)
+        for op in finished:
+            self.device_done(op)
+
+    def device_done(self, op: Op[Any]) -> None:
+        """The device has finished ``op``; a host step may follow."""
+        rare = op._rare
+        if rare is not None and rare.on_device_done is not None:
+            step, rare.on_device_done = rare.on_device_done, None
+            try:
+                step()
+            except Exception as error:
+                self.fail(op, error)
+                return
+            if rare.is_host_pending:
+                self._pending[op] = None
+                return
+        self.finish(op, _DONE)
+
+    def finish(self, op: Op[Any], state: OpState) -> None:
+        """Put ``op`` in its final state and tell everybody."""
+        op._state = state
+        ticket = op.ticket
+        if state is _DONE:
+            ticket.forget()
+        rare = op._rare
+        if rare is None:
+            return
+        self._pending.pop(op, None)
+        if rare.traced is not None:
+            self.tracer.finished(op, rare.traced)
+        if rare.is_wanted:
+            rare.is_wanted = False
+            if ticket.position:
+                self.completion.unwant(ticket.timeline)
+        op._rare = None
+        if rare.on_retired is not None:
+            rare.on_retired()
+        for react in rare.on_ended:
+            react()
+        for wake in rare.wakers:
+            wake()
+        for callback in rare.callbacks:
+            callback(op)
+
+    def pending(self, op: Op[Any], state: OpState) -> None:
+        """Note that ``op`` waits for something on the host."""
+        op._state = state
+        self._pending[op] = None
+
+    def pending_ops(self) -> list[Op[Any]]:
+        """The ops that are parked, staging, or in a host step, oldest first."""
+        return list(self._pending)
+
+    # -- the poller ---------------------------------------------------------------------------
+
+    def schedule_turn(self) -> None:
+        """Have :meth:`_turn` run in the next turn of the loop."""
+        if not self._is_turn_scheduled:
+            self._is_turn_scheduled = True
+            self.backoff.cancel()
+            self.shell.call_soon(self._turn)
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        self.shell.call_soon_threadsafe(callback)
+
+    def _turn_from_thread(self) -> None:
+        if not self._is_turn_scheduled:
+            self._is_turn_scheduled = True
+            self.backoff.cancel()
+            self._turn()
+
+    def _turn(self) -> None:
+        self._is_turn_scheduled = False
+        is_virtual = self.backend.is_virtual
+        if not self.is_closed:
+            self.drain_dropped()
+        delivered = self.background.deliver(in_order=is_virtual)
+        delivered |= self.stagers.deliver(in_order=is_virtual)
+        completion = self.completion
+        for timeline in completion.wanted():
+            self.reap(timeline)
+        num_undelivered = self.background.num_undelivered + self.stagers.num_undelivered
+        if completion.is_idle and not num_undelivered:
+            return
+        if is_virtual:
+            self._advance(delivered)
+            return
+        now = time.monotonic()
+        if completion.should_spin(now):
+            self.schedule_turn()
+        elif heads := completion.heads():
+            self.backoff.watch([head.event for head in heads], completion.ages_s(now))
+
+    def _advance(self, delivered: bool) -> None:
+        """Let virtual time pass by one completion, unless something was submitted (R15)."""
+        num_busy = self.background.num_busy + self.stagers.num_busy
+        if delivered or self.num_submitted != self._seen_submitted:
+            self._seen_submitted = self.num_submitted
+        elif self.backend.advance(num_busy):
+            for timeline in self.completion.wanted():
+                self.reap(timeline)
+        elif num_busy:
+            self.backoff.watch((), [])  # look again soon: a worker may block on the clock
+            return
+        elif not (self.background.num_undelivered or self.stagers.num_undelivered):
+            return  # nothing can move until a gate opens or something is submitted
+        self.schedule_turn()
+
+    # -- streams that were closed or dropped -----------------------------------------------
+
+    def post_line(self, line: Timeline) -> None:
+        """Leave an explicit stream to the loop. Any thread; called by finalisers (R12)."""
+        self._dropped_lines.append(line)
+
+    def close_line(self, line: Timeline) -> None:
+        """Destroy a stream nobody submits to any more, once nothing is parked on it."""
+        if line.parked_tail is not None or line.waiting:
+            self._dropped_lines.append(line)
+            return
+        stream, line.stream = line.stream, None
+        if stream is not None:
+            stream.close()
+        self._closed_lines.append(line)
+
+    def _forget_lines(self) -> None:
+        for _ in range(len(self._dropped_lines)):
+            self.close_line(self._dropped_lines.popleft())
+        for _ in range(len(self._closed_lines)):
+            line = self._closed_lines.popleft()
+            self.reap(line)
+            if line.inflight:
+                self._closed_lines.append(line)
+            else:
+                self.lines.remove(line)
+
+    # -- memory that was dropped ----------------------------------------------------------------
+
+    def post_free(self, address: int, home: Timeline, root: Region) -> None:
+        """Leave a free to the loop. Any thread; called by finalisers (rule R12)."""
+        if not self.is_closed:  # closing has freed everything already
+            self._dropped.append((address, home, root))
+
+    def drain_dropped(self) -> None:
+        """Submit the frees that finalisers left, and close the streams."""
+        if self._dropped_lines or self._closed_lines:
+            self._forget_lines()
+        dropped = self._dropped
+        while dropped and self.lost is None:
+            self.free_dropped(*dropped.popleft())
+
+    # -- faults -----------------------------------------------------------------------------------
+
+    def lose(self, error: BaseException, doing: str) -> StreamflowError:
+        """Translate ``error``; if it is sticky, fail everything that has not finished."""
+        translated = self.backend.translate(error, doing)
+        if isinstance(translated, DeviceLost) and self.lost is None:
+            unfinished = [
+                ticket.op
+                for line in self.lines
+                for ticket in line.inflight
+                if ticket.op is not None and ticket.failure is None
+            ]
+            suspects = translated.suspects or tuple(
+                line.inflight[0].op.name
+                for line in self.lines
+                if line.inflight and line.inflight[0].op is not None
+            )
+            lost = DeviceLost(str(translated), suspects=suspects)
+            lost.__cause__ = error
+            self.lost = translated = lost
+            self.staging.stop_all()
+            waiting = list(self._pending)
+            for op in (*unfinished, *waiting):
+                if op._state not in (_DONE, _FAILED, _CANCELLED):
+                    self.fail(op, lost)
+            self.completion.clear()
+        return self.lost if self.lost is not None else translated
+
+
+def _flattened(tickets: Iterable[Ticket]) -> tuple[Ticket, ...]:
+    """What is still to be waited for, seen through tickets that never ran."""
+    flat: list[Ticket] = []
+    for ticket in tickets:
+        if ticket.position:
+            if not ticket.is_passed:
+                flat.append(ticket)
+        elif ticket.failure is None:
+            flat.append(ticket)
+        else:
+            flat.extend(ticket.inherited)
+    return tuple(flat)

@@ -1,0 +1,322 @@
+"""Launching kernels: one plan per kernel, made once, so that a launch only checks and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from streamflow.backends.base import Access
+from streamflow.errors import Closed
+from streamflow.runtime.array import DeviceArray
+from streamflow.runtime.core import Core
+from streamflow.runtime.kernel import Kernel
+from streamflow.runtime.op import Op
+from streamflow.runtime.parking import Parked
+from streamflow.runtime.stream import Stream, current_line, explicit_line
+from streamflow.scheduler.hazards import Region
+from streamflow.scheduler.placement import choose_lane
+from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
+
+__all__ = ["Launcher"]
+
+_MAX_CONFIGS = 1024
+_READ, _WRITE = Access.READ, Access.WRITE
+
+
+class _Plan:
+    """What one kernel's launches on one device have in common."""
+
+    __slots__ = ("configs", "error", "handle", "is_loading", "kernel", "num", "params",
+                 "parked", "sizes")
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.handle: Any = None
+        self.error: BaseException | None = None
+        self.is_loading = False
+        self.parked: list[Parked] = []
+        self.params: tuple[tuple[Callable[[Any], Any] | None, Any, Access | None], ...] = tuple(
+            (convert, parameter.dtype, parameter.access)
+            for convert, parameter in zip(kernel.converters, kernel.parameters, strict=True)
+        )
+        self.num = len(self.params)
+        self.configs: dict[Any, Any] = {}
+        self.sizes: dict[int, Any] = {}  # default geometry by the largest array's size
+
+
+class Launcher:
+    """``dev.launch`` of one device."""
+
+    def __init__(self, core: Core, lanes: Sequence[Timeline]) -> None:
+        self._core = core
+        self._lanes = lanes
+        self._plans: dict[Kernel, _Plan] = {}
+
+    def launch(
+        self,
+        kernel: Kernel,
+        args: tuple[Any, ...],
+        grid: Any,
+        block: Any,
+        shared_nbytes: int,
+        stream: Stream | None,
+        after: Sequence[Any],
+        name: str | None,
+    ) -> Op[None]:
+        """Check everything, then submit or park one launch."""
+        core = self._core
+        core.check_open()
+        plan = self._plans.get(kernel) or self._plan(kernel)
+        if len(args) != plan.num:
+            raise TypeError(
+                f"kernel {kernel.name} takes {plan.num} arguments "
+                f"({', '.join(p.name for p in kernel.parameters)}), found {len(args)}"
+            )
+        values: list[Any] = []
+        reads: list[Region] = []
+        writes: list[Region] = []
+        largest = 0
+        is_overwrite = True
+        for value, (convert, dtype, access) in zip(args, plan.params, strict=True):
+            if convert is not None:
+                values.append(convert(value))
+                continue
+            if (
+                value.__class__ is not DeviceArray
+                or value._core is not core
+                or value._memory.is_freed
+                or (dtype is not None and value.dtype is not dtype and value.dtype != dtype)
+            ):
+                self._refuse(kernel, args, len(values))
+            argument = value._argument
+            values.append(value.argument() if argument is None else argument)
+            if value.size > largest:
+                largest = value.size
+            if access is _READ:
+                reads.append(value._region)
+            else:
+                writes.append(value._region)
+                if access is not _WRITE or not value.is_whole_region:
+                    is_overwrite = False
+        if grid is None and block is None and not shared_nbytes:
+            config = plan.sizes.get(largest)
+            if config is None:
+                config = plan.sizes[largest] = self._default_config(plan, largest)
+        else:
+            config = self._config(plan, grid, block, shared_nbytes, largest)
+        line = current_line(core) if stream is None else explicit_line(core, stream)
+        op: Op[None] = Op(core, "launch", name or kernel.name)
+        handle = plan.handle
+
+        # The fast way: no parking, no tracing, nothing failed.
+        if handle is not None and config is not _EMPTY and not after and core.instrument is None:
+            deps: list[Ticket] = []
+            is_clean = True
+            for region in reads:
+                last = region.last_write
+                if last.failure is not None or region.overlapping:
+                    is_clean = False
+                elif last.position == 0 or last.position > last.timeline.watermark:
+                    deps.append(last)
+            for region in writes:
+                last = region.last_write
+                if last.failure is not None or region.overlapping:
+                    is_clean = False
+                elif region.reads:
+                    region.before_write(deps)
+                elif last.position == 0 or last.position > last.timeline.watermark:
+                    deps.append(last)
+            for dep in deps:
+                if dep.position == 0:
+                    is_clean = False
+                    break
+            if is_clean:
+                if line is None:
+                    line = choose_lane(self._lanes, deps)
+                if line.parked_tail is None and core.parking.has_room(line):
+                    ticket = op.ticket
+                    target = line.stream
+                    try:
+                        num_calls = 2
+                        if deps:
+                            waits = needed_waits(line, deps)
+                            if waits:
+                                for wait in waits:
+                                    target.wait(wait.event)
+                                line.join(waits)
+                                num_calls += len(waits)
+                        core.backend.launch(target, config, handle, *values)
+                        event = core.events.pop() if core.events else core.take_event()
+                        target.record(event)
+                    except Exception as error:
+                        core.parking.submission_failed(op, error, deps)
+                    else:
+                        line.advance(ticket, num_calls, event)
+                        core.submitted(op)
+                    for region in reads:
+                        region.record_read(ticket)
+                    for region in writes:
+                        region.record_write(ticket)
+                    return op
+
+        self._submit(op, plan, config, values, reads, writes, line, after, is_overwrite)
+        return op
+
+    # -- the general way ------------------------------------------------------------------
+
+    def _submit(
+        self,
+        op: Op[None],
+        plan: _Plan,
+        config: Any,
+        values: list[Any],
+        reads: list[Region],
+        writes: list[Region],
+        line: Timeline | None,
+        after: Sequence[Any],
+        is_overwrite: bool,
+    ) -> None:
+        core = self._core
+        tickets = core.after_tickets(after) if after else ()
+        inputs = [region.last_write for region in (*reads, *writes)]
+
+        def run(stream: Any) -> int:
+            if config is _EMPTY:
+                return 0  # every array is empty: nothing to do, but order still holds
+            core.backend.launch(stream, config, plan.handle, *values)
+            return 1
+
+        num_needs = 0
+        if config is not _EMPTY and plan.handle is None:
+            self._load(plan)
+            if plan.error is None and plan.handle is None:
+                num_needs = 1
+        parked = core.parking.submit(
+            op,
+            run,
+            line=line or (lambda: choose_lane(self._lanes, inputs)),
+            reads=reads,
+            writes=writes,
+            after=tickets,
+            is_overwrite=is_overwrite,
+            num_needs=num_needs or (plan.error is not None),
+        )
+        if parked is not None:
+            if plan.error is not None:
+                core.parking.drop(parked, plan.error)
+            elif num_needs:
+                plan.parked.append(parked)
+
+    def _plan(self, kernel: Kernel) -> _Plan:
+        if not isinstance(kernel, Kernel):
+            raise TypeError(f"launch takes a streamflow Kernel, found {kernel!r}")
+        plan = _Plan(kernel)
+        plan.handle = self._core.backend.load_kernel(kernel.spec)
+        self._plans[kernel] = plan
+        return plan
+
+    def _load(self, plan: _Plan) -> None:
+        """Compile on a worker thread; launches park meanwhile (rule R7)."""
+        if plan.is_loading or plan.error is not None:
+            return
+        core = self._core
+        plan.is_loading = True
+
+        def done(handle: Any, error: BaseException | None) -> None:
+            plan.is_loading = False
+            parked, plan.parked = plan.parked, []
+            if error is not None:
+                plan.error = core.lose(error, f"compiling {plan.kernel.name}")
+                for waiting in parked:
+                    core.parking.drop(waiting, plan.error)
+                return
+            plan.handle = handle
+            for waiting in parked:
+                core.parking.ready(waiting)
+
+        backend, spec = core.backend, plan.kernel.spec
+        core.background.submit(core.next_seq(), lambda: backend.load_kernel_blocking(spec), done)
+        core.schedule_turn()
+
+    # -- geometry -----------------------------------------------------------------------------
+
+    def _default_config(self, plan: _Plan, largest: int) -> Any:
+        if len(plan.sizes) >= _MAX_CONFIGS:
+            plan.sizes.clear()
+        if largest == 0:
+            if any(access is not None for _, _, access in plan.params):
+                return _EMPTY
+            raise ValueError(
+                f"kernel {plan.kernel.name} has no array to take a size from: pass grid= and block="
+            )
+        return self._config(plan, None, None, 0, largest)
+
+    def _config(self, plan: _Plan, grid: Any, block: Any, shared: int, largest: int) -> Any:
+        name = plan.kernel.name
+        properties = self._core.backend.properties
+        block3 = _as_dim3(self._core.settings.block if block is None else block, name, "block")
+        threads = block3[0] * block3[1] * block3[2]
+        if grid is None:
+            if block3[1] != 1 or block3[2] != 1:
+                raise ValueError(f"{name}: pass grid= with a block of more than one dimension")
+            if largest == 0:
+                return self._default_config(plan, 0)
+            grid = -(-largest // block3[0])
+        grid3 = _as_dim3(grid, name, "grid")
+        shared = index(shared)
+        for wanted, limit, what in (
+            (grid3, properties.max_grid_dim, "grid"),
+            (block3, properties.max_block_dim, "block"),
+        ):
+            for axis, found, most in zip("xyz", wanted, limit, strict=True):
+                if found > most:
+                    raise ValueError(f"{name}: {what}.{axis} is {found}, the device takes {most}")
+        if threads > properties.max_threads_per_block:
+            raise ValueError(
+                f"{name}: a block of {threads} threads, the device takes "
+                f"{properties.max_threads_per_block}"
+            )
+        if not 0 <= shared <= properties.max_shared_memory_per_block_nbytes:
+            raise ValueError(
+                f"{name}: shared_bytes is {shared}, the device takes 0 to "
+                f"{properties.max_shared_memory_per_block_nbytes}"
+            )
+        key = (grid3, block3, shared)
+        config = plan.configs.get(key)
+        if config is None:
+            if len(plan.configs) >= _MAX_CONFIGS:
+                plan.configs.clear()
+            config = plan.configs[key] = self._core.backend.launch_config(grid3, block3, shared)
+        return config
+
+    def _refuse(self, kernel: Kernel, args: tuple[Any, ...], place: int) -> None:
+        """Raise what is wrong with array argument ``place``."""
+        parameter, value = kernel.parameters[place], args[place]
+        what = f"kernel {kernel.name}, argument {parameter.name!r} ({parameter.ctype})"
+        if not isinstance(value, DeviceArray):
+            hint = ": move it with dev.put first" if isinstance(value, np.ndarray) else ""
+            raise TypeError(f"{what} takes a DeviceArray, found {type(value).__name__}{hint}")
+        if value._core is not self._core:
+            raise ValueError(f"{what}: {value!r} belongs to another device or event loop")
+        if value._memory.is_freed:
+            raise Closed(f"{what}: {value!r} was freed")
+        raise TypeError(f"{what} takes {parameter.dtype}, found {value.dtype}")
+
+
+_EMPTY: Any = object()
+"""The configuration of a launch over empty arrays."""
+
+
+def _as_dim3(value: Any, name: str, what: str) -> tuple[int, int, int]:
+    try:
+        dims = tuple(index(n) for n in (value if isinstance(value, (tuple, list)) else (value,)))
+    except TypeError:
+        raise TypeError(f"{name}: {what}= takes an int or up to three, found {value!r}") from None
+    if not 1 <= len(dims) <= 3:
+        raise ValueError(f"{name}: {what}= takes one to three ints, found {value!r}")
+    if min(dims) < 1:
+        raise ValueError(f"{name}: every dimension of {what}= is at least 1, found {value!r}")
+    return (*dims, *(1,) * (3 - len(dims)))  # type: ignore[return-value]

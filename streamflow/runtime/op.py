@@ -1,0 +1,193 @@
+"""An op: one submitted piece of work, and its future."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from streamflow.errors import OpCancelled
+from streamflow.scheduler.timeline import Ticket
+
+if TYPE_CHECKING:
+    from streamflow.runtime.core import Core
+
+__all__ = ["Op", "OpState"]
+
+T = TypeVar("T")
+
+
+class OpState(Enum):
+    """Where an op is. The last three are final."""
+
+    PARKED = "parked"
+    STAGING = "staging"
+    SUBMITTED = "submitted"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+_FINAL = frozenset((OpState.DONE, OpState.FAILED, OpState.CANCELLED))
+_PARKED, _STAGING, _SUBMITTED, _DONE = (
+    OpState.PARKED,
+    OpState.STAGING,
+    OpState.SUBMITTED,
+    OpState.DONE,
+)
+
+
+class _Rare:
+    """Fields that few ops need."""
+
+    __slots__ = (
+        "callbacks",
+        "is_host_pending",
+        "is_wanted",
+        "on_device_done",
+        "on_ended",
+        "on_retired",
+        "parked",
+        "traced",
+        "wakers",
+        "writes_host",
+    )
+
+    def __init__(self) -> None:
+        self.wakers: list[Callable[[], None]] = []
+        self.callbacks: list[Callable[[Op[Any]], object]] = []
+        self.on_device_done: Callable[[], None] | None = None  # a host step of the op itself
+        self.on_retired: Callable[[], None] | None = None  # gives back what the op held (R6)
+        self.on_ended: list[Callable[[], None]] = []  # for the runtime, before any callback
+        self.parked: Any = None
+        self.traced: Any = None
+        self.is_wanted = False  # the poller runs for this op
+        self.is_host_pending = False  # the device is done, a worker is not
+        self.writes_host = False  # the caller's own memory (rule R8)
+
+
+class Op(Generic[T]):
+    """Work submitted to a device; await it for its end.
+
+    Awaiting returns the result, or raises what went wrong. Cancelling a task that
+    awaits an op detaches from the op and leaves it running; where the op writes the
+    caller's own memory, the cancellation arrives only after that write (rule R8).
+    """
+
+    __slots__ = ("__weakref__", "_core", "_error", "_rare", "_result", "_state", "kind", "label",
+                 "ticket")
+
+    def __init__(self, core: Core, kind: str, label: str | None) -> None:
+        self._core = core
+        self.kind = kind
+        self.label = label
+        self.ticket = Ticket(core.next_seq(), self)
+        self._state = _PARKED
+        self._rare: _Rare | None = None
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    # -- asking ------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name given, else the kind of work with the op's number."""
+        return self.label if self.label is not None else f"{self.kind}#{self.ticket.seq}"
+
+    @property
+    def state(self) -> OpState:
+        """The state as last seen; asking makes no query."""
+        return self._state
+
+    @property
+    def stream(self) -> str | None:
+        """The name of the lane or stream; None while no lane has been picked."""
+        return self.ticket.timeline.name if self.ticket.position else None
+
+    def done(self) -> bool:
+        """Whether the op has ended. Looks at the device; never blocks."""
+        if self._state is _SUBMITTED and self._core.shell.is_running_here():
+            self._core.reap(self.ticket.timeline)
+        return self._state in _FINAL
+
+    def result(self) -> T:
+        """The result of a finished op.
+
+        Raises
+        ------
+        RuntimeError
+            The op has not finished.
+        Exception
+            What the op failed with.
+        """
+        error = self.exception()
+        if error is not None:
+            raise error
+        result: T = self._result
+        return result
+
+    def exception(self) -> BaseException | None:
+        """What a finished op failed with, or None. Marks the failure as seen (rule R9)."""
+        if not self.done():
+            raise RuntimeError(f"{self.name} is {self._state.value}: await it first")
+        if self._error is not None:
+            self._core.observed(self)
+        return self._error
+
+    # -- waiting -----------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        core = self._core
+        core.check_here()
+        if not self.done():
+            yield from self._wait().__await__()
+        error = self._error
+        if error is not None:
+            core.observed(self)
+            raise error
+        result: T = self._result
+        return result
+
+    async def _wait(self) -> None:
+        core = self._core
+        rare = self.rare()
+        wake, wait = core.shell.park()
+        rare.wakers.append(wake)
+        core.want(self)
+        try:
+            await wait(rare.writes_host)
+        finally:
+            if self._state not in _FINAL:
+                rare.wakers.remove(wake)
+                core.unwant(self)
+
+    def add_done_callback(self, callback: Callable[[Op[T]], object]) -> None:
+        """Call ``callback(op)`` on the loop once the op has ended; at once if it has."""
+        self._core.check_here()
+        if self.done():
+            callback(self)
+            return
+        self.rare().callbacks.append(callback)
+        self._core.want(self)
+
+    def cancel(self) -> bool:
+        """Remove a parked op. True if removed; False once it is submitted (rule R8)."""
+        self._core.check_here()
+        if self._state is not _PARKED or self._rare is None or self._rare.parked is None:
+            return False
+        self._core.parking.drop(
+            self._rare.parked, OpCancelled(f"{self.name} was cancelled before it was submitted")
+        )
+        return True
+
+    # -- for the runtime -----------------------------------------------------------------
+
+    def rare(self) -> _Rare:
+        """The side object, made when first needed."""
+        rare = self._rare
+        if rare is None:
+            rare = self._rare = _Rare()
+        return rare
+
+    def __repr__(self) -> str:
+        return f"<Op {self.name} {self._state.value}>"

@@ -1,0 +1,277 @@
+"""Submission: ops that may go at once do, others park until their needs are met (R3, R7).
+
+An op parks behind what has no position yet: a parked predecessor, a need on the host
+(staging, a kernel still compiling, a pinned block), or a full window. It is submitted the
+moment the last of these is gone, in program order on an ordered stream, in data order on
+a lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from streamflow.errors import UpstreamFailed
+from streamflow.runtime.op import Op, OpState
+from streamflow.scheduler.hazards import Region
+from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
+
+if TYPE_CHECKING:
+    from streamflow.runtime.core import Core
+
+__all__ = ["Parked", "Parking", "Run"]
+
+Run = Callable[[Any], int]
+"""Makes the driver calls of an op on a backend stream; returns how many they were."""
+
+_REAP_EVERY = 64
+
+
+class Parked:
+    """An op that waits to be submitted, with all it takes to do so."""
+
+    __slots__ = ("deps", "followers", "is_waiting_for_room", "line", "num_blockers", "op", "run",
+                 "sources")
+
+    def __init__(
+        self,
+        op: Op[Any],
+        line: Timeline | Callable[[], Timeline],
+        run: Run,
+        deps: list[Ticket],
+        sources: list[Ticket],
+    ) -> None:
+        self.op = op
+        self.line = line
+        self.run = run
+        self.deps = deps
+        self.sources = sources
+        self.num_blockers = 0
+        self.followers: list[Parked] = []
+        self.is_waiting_for_room = False
+
+
+class Parking:
+    """Submits the ops of one device, now or later."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def submit(
+        self,
+        op: Op[Any],
+        run: Run,
+        *,
+        line: Timeline | Callable[[], Timeline],
+        reads: Sequence[Region] = (),
+        writes: Sequence[Region] = (),
+        after: Sequence[Ticket] = (),
+        is_overwrite: bool = False,
+        num_needs: int = 0,
+    ) -> Parked | None:
+        """Order ``op`` after its hazards and submit or park it.
+
+        Parameters
+        ----------
+        line : Timeline or callable
+            Where it goes; a callable picks a lane at the moment of submission.
+        reads, writes : sequence of Region
+            What it touches; recorded here, in program order.
+        after : sequence of Ticket
+            Further ops it comes after; their failure is an upstream failure too.
+        is_overwrite : bool
+            It writes all of ``writes`` without reading: earlier failures don't matter.
+        num_needs : int
+            Host needs still to be met by :meth:`ready` calls.
+
+        Returns
+        -------
+        Parked or None
+            The parked op, or None when it was submitted or has failed.
+        """
+        deps: list[Ticket] = list(after)
+        for region in reads:
+            region.before_read(deps)
+        for region in writes:
+            region.before_write(deps)
+        sources = list(after)
+        for region in reads if is_overwrite else (*reads, *writes):
+            sources.append(region.last_write)
+            if region.overlapping or region.last_write.failure is not None:
+                sources.extend(region.failed_writes())
+                sources.extend(other.last_write for other in region.overlapping
+                               if other.last_write.is_parked)
+        if self._core.instrument is not None:
+            self._core.tracer.op_called(op, line, reads, writes, after)
+        parked = None
+        if not self._fails_upstream(op, sources, deps):
+            parked = self._go_or_park(op, run, line, deps, sources, num_needs)
+        ticket = op.ticket
+        for region in reads:
+            region.record_read(ticket)
+        for region in writes:
+            region.record_write(ticket)
+        return parked
+
+    def ready(self, parked: Parked) -> None:
+        """One need or predecessor of ``parked`` is met; submit it if that was the last."""
+        parked.num_blockers -= 1
+        if parked.num_blockers == 0:
+            self._unpark(parked)
+
+    def drop(self, parked: Parked, error: BaseException) -> None:
+        """End a parked op with ``error``; what it waited for passes to its followers."""
+        parked.num_blockers = -1
+        if parked.is_waiting_for_room:
+            assert isinstance(parked.line, Timeline)
+            parked.line.waiting.remove(parked)
+        self._core.fail(parked.op, error, parked.deps)
+        self._left(parked)
+
+    def room_in(self, line: Timeline) -> None:
+        """Completions made room in the window of ``line``: submit what waits for it."""
+        core = self._core
+        waiting = line.waiting
+        while waiting and line.position - line.watermark < core.window:
+            parked = waiting.popleft()
+            parked.is_waiting_for_room = False
+            core.completion.unwant(line)
+            if parked.op._state is not OpState.PARKED:  # failed with its device
+                continue
+            self.go(parked.op, parked.run, line, parked.deps)
+            self._left(parked)
+
+    # -- inside -------------------------------------------------------------------------
+
+    def _go_or_park(
+        self,
+        op: Op[Any],
+        run: Run,
+        line: Timeline | Callable[[], Timeline],
+        deps: list[Ticket],
+        sources: list[Ticket],
+        num_needs: int,
+    ) -> Parked | None:
+        blockers = [dep for dep in deps if dep.position == 0]
+        tail = line.parked_tail if isinstance(line, Timeline) else None
+        if not (blockers or num_needs or tail is not None):
+            target = line if isinstance(line, Timeline) else line()
+            if self.has_room(target):
+                self.go(op, run, target, deps)
+                return None
+            line = target
+        parked = Parked(op, line, run, deps, sources)
+        rare = op.rare()
+        rare.parked = parked
+        self._core.pending(op, OpState.PARKED)
+        predecessors = [dep.op._rare.parked for dep in blockers]
+        if tail is not None:
+            predecessors.append(tail)
+        for predecessor in predecessors:
+            predecessor.followers.append(parked)
+        parked.num_blockers = len(predecessors) + num_needs
+        if isinstance(line, Timeline) and line.is_ordered:
+            line.parked_tail = parked
+        if parked.num_blockers == 0:
+            self._wait_for_room(parked, line)  # type: ignore[arg-type]
+        return parked
+
+    def _unpark(self, parked: Parked) -> None:
+        op = parked.op
+        if self._core.lost is not None:
+            return  # losing the device has failed every parked op already
+        if not self._fails_upstream(op, parked.sources, parked.deps):
+            line = parked.line if isinstance(parked.line, Timeline) else parked.line()
+            if not self.has_room(line):
+                parked.line = line
+                self._wait_for_room(parked, line)
+                return
+            self.go(op, parked.run, line, parked.deps)
+        self._left(parked)
+
+    def _wait_for_room(self, parked: Parked, line: Timeline) -> None:
+        parked.is_waiting_for_room = True
+        line.waiting.append(parked)
+        core = self._core
+        core.completion.want(line, core.now())
+        core.schedule_turn()
+
+    def _left(self, parked: Parked) -> None:
+        line = parked.line
+        if isinstance(line, Timeline) and line.parked_tail is parked:
+            line.parked_tail = None
+        if parked.op._rare is not None:
+            parked.op._rare.parked = None
+        followers, parked.followers = parked.followers, []
+        for follower in followers:
+            self.ready(follower)
+
+    def has_room(self, line: Timeline) -> bool:
+        """Whether ``line`` takes another op now (rule R7); retires what it can first."""
+        if line.waiting:
+            return False
+        window = self._core.window
+        if line.position - line.watermark >= window:
+            self._core.reap(line)
+            return line.position - line.watermark < window and not line.waiting
+        if line.inflight and not len(line.inflight) % _REAP_EVERY:
+            self._core.reap(line)
+        return True
+
+    def go(self, op: Op[Any], run: Run, line: Timeline, deps: Iterable[Ticket]) -> None:
+        """Submit ``op`` now: the waits it needs, its own calls, and its event."""
+        core = self._core
+        if core.instrument is not None:
+            core.tracer.go(op, run, line, deps)
+            return
+        flat = self.flattened(deps)
+        stream = line.stream
+        try:
+            waits = needed_waits(line, flat)
+            for ticket in waits:
+                stream.wait(ticket.event)
+            if waits:
+                line.join(waits)
+            num_calls = run(stream) + len(waits) + 1
+            event = core.take_event()
+            stream.record(event)
+        except Exception as error:
+            self.submission_failed(op, error, flat)
+            return
+        line.advance(op.ticket, num_calls, event)
+        core.submitted(op)
+
+    def submission_failed(
+        self, op: Op[Any], error: Exception, deps: Iterable[Ticket]
+    ) -> None:
+        """End ``op``, which the driver or a check refused."""
+        core = self._core
+        error = core.lose(error, f"submitting {op.name}")
+        if op._state not in (OpState.FAILED, OpState.CANCELLED):
+            core.fail(op, error, deps)
+
+    def flattened(self, deps: Iterable[Ticket]) -> list[Ticket]:
+        """``deps`` with those that never ran replaced by what they would have waited for."""
+        flat: list[Ticket] = []
+        for dep in deps:
+            if dep.position:
+                flat.append(dep)
+            else:
+                flat.extend(self.flattened(dep.inherited))
+        return flat
+
+    def _fails_upstream(
+        self, op: Op[Any], sources: Iterable[Ticket], deps: Iterable[Ticket]
+    ) -> bool:
+        for source in sources:
+            if source.failure is not None:
+                name = source.op.name if source.op is not None else f"op #{source.seq}"
+                error = UpstreamFailed(f"{op.name} needs the result of {name}, which failed: "
+                                       f"{source.failure}")
+                error.__cause__ = source.failure
+                self._core.fail(op, error, deps)
+                return True
+        return False
+

@@ -1,0 +1,181 @@
+"""Submission while a trace is being taken: the same steps, told to the instrument."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamflow.runtime.instrument import Instrument
+from streamflow.runtime.op import Op
+from streamflow.scheduler.hazards import Region
+from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
+
+if TYPE_CHECKING:
+    from streamflow.runtime.core import Core
+
+__all__ = ["Tracer"]
+
+_PACKAGE = str(Path(__file__).parents[1])
+_ENGINES = {
+    "put": "h2d",
+    "get": "d2h",
+    "launch": "compute",
+    "fill": "compute",
+    "copy": "compute",
+}
+
+
+class _Traced:
+    """What is known of one traced op; ``edges`` are ``(ticket, reason)``."""
+
+    __slots__ = ("edges", "ends", "instrument", "nbytes", "starts", "where")
+
+    def __init__(self, instrument: Instrument, where: str | None) -> None:
+        self.instrument = instrument
+        self.where = where
+        self.edges: list[tuple[Ticket, str]] = []
+        self.nbytes = 0
+        self.starts: list[Any] = []
+        self.ends: list[Any] = []
+
+
+class Tracer:
+    """Calls the core's instrument; nothing here runs while there is none."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._base: Any = None
+        self._line: Timeline | None = None
+        self._last: dict[Timeline, Ticket] = {}
+
+    def start(self, instrument: Instrument) -> None:
+        """Begin: device times count from now."""
+        core = self._core
+        if core.instrument is not None:
+            raise RuntimeError("a trace of this device is being taken already")
+        if self._line is None:
+            self._line = core.make_timeline("trace")
+        self._base = core.backend.create_event(timing=True)
+        self._line.stream.record(self._base)
+        self._last = {}
+        core.instrument = instrument
+
+    def stop(self) -> None:
+        """End; ops still running are timed when they are seen to end."""
+        self._core.instrument = None
+        for line in self._core.lines:
+            self._core.reap(line)
+
+    def op_called(
+        self,
+        op: Op[Any],
+        line: Timeline | Callable[[], Timeline],
+        reads: Sequence[Region],
+        writes: Sequence[Region],
+        after: Sequence[Ticket],
+    ) -> None:
+        """Note an op and why it comes after others. Before its hazards are recorded."""
+        instrument = self._core.instrument
+        assert instrument is not None
+        traced = op.rare().traced = _Traced(instrument, _caller())
+        add = traced.edges.append
+        is_free = op.kind == "free"
+        for region in reads:
+            for last in (region.last_write, *(o.last_write for o in region.overlapping)):
+                add((last, "allocation" if last is region.allocation else "read-after-write"))
+        for region in writes:
+            for other in (region, *region.overlapping):
+                last = other.last_write
+                add((last, "free" if is_free else
+                     "allocation" if last is region.allocation else "write-after-write"))
+                for read in other.reads:
+                    add((read, "free" if is_free else "write-after-read"))
+        for ticket in after:
+            add((ticket, "after"))
+        traced.nbytes = sum(region.stop - region.start for region in (*reads, *writes))
+
+    def go(self, op: Op[Any], run: Callable[[Any], int], line: Timeline,
+           deps: Iterable[Ticket]) -> None:
+        """:meth:`Parking.go`, with timing events around the op's own calls."""
+        core = self._core
+        flat = core.parking.flattened(deps)
+        stream = line.stream
+        traced: _Traced | None = op.rare().traced
+        if traced is None:  # called for before the trace began
+            traced = op.rare().traced = _Traced(core.instrument, None)  # type: ignore[arg-type]
+        try:
+            waits = needed_waits(line, flat)
+            for ticket in waits:
+                stream.wait(ticket.event)
+            if waits:
+                line.join(waits)
+            start = core.backend.create_event(timing=True)
+            stream.record(start)
+            num_calls = run(stream) + len(waits) + 2
+            event = core.backend.create_event(timing=True)
+            stream.record(event)
+        except Exception as error:
+            core.parking.submission_failed(op, error, flat)
+            return
+        if not traced.starts:  # a staging job has brought its own
+            traced.starts.append(start)
+            traced.ends.append(event)
+        line.advance(op.ticket, num_calls, event)
+        op.ticket.holds += 1  # the event is timed later: never pooled
+        self._tell(op, traced, line, waits)
+        core.submitted(op)
+
+    def staged(self, op: Op[Any], starts: Iterable[Any], ends: Iterable[Any]) -> None:
+        """The device times of ``op`` are those of its staging job."""
+        traced: _Traced | None = op.rare().traced
+        if traced is not None:
+            traced.starts.extend(starts)
+            traced.ends.extend(ends)
+
+    def finished(self, op: Op[Any], traced: _Traced) -> None:
+        """``op`` is in its final state."""
+        seq = op.ticket.seq
+        backend = self._core.backend
+        if op._error is None and traced.starts and self._core.lost is None:
+            base = self._base
+            start_ms = min(backend.elapsed_ms(base, event) for event in traced.starts)
+            end_ms = max(backend.elapsed_ms(base, event) for event in traced.ends)
+            traced.instrument.op_timed(seq, start_ms * 1e-3, end_ms * 1e-3)
+        traced.instrument.op_done(seq, op._state.value)
+
+    def _tell(self, op: Op[Any], traced: _Traced, line: Timeline, waits: list[Ticket]) -> None:
+        core, seq = self._core, op.ticket.seq
+        traced.instrument.op_submitted(
+            seq,
+            op.kind,
+            op.name,
+            line.name,
+            _ENGINES.get(op.kind),
+            core.backend.index,
+            traced.nbytes,
+            traced.where,
+            core.backend.clock_s(),
+        )
+        issued = {ticket.seq for ticket in waits}
+        told = set()
+        for ticket, reason in traced.edges:
+            if ticket.seq not in told:
+                told.add(ticket.seq)
+                traced.instrument.edge(ticket.seq, seq, reason, ticket.seq in issued)
+        last = self._last.get(line)
+        if last is not None and last.seq not in told:
+            traced.instrument.edge(last.seq, seq, "stream-order", False)
+        self._last[line] = op.ticket
+
+
+def _caller() -> str | None:
+    """File and line of the nearest frame outside this package."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not filename.startswith(_PACKAGE):
+            return f"{filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None

@@ -1,0 +1,459 @@
+"""``put``, ``get``, ``copy`` and ``fill``: bytes between host and device, and within it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from streamflow.memory.pinned import SMALL_NBYTES, PinnedBlock
+from streamflow.memory.staging import StagingJob
+from streamflow.runtime.allocate import Memory
+from streamflow.runtime.array import DeviceArray, checked_dtype
+from streamflow.runtime.core import Core
+from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.parking import Parked, Run
+from streamflow.runtime.stream import Stream, explicit_line
+from streamflow.scheduler.hazards import Region
+from streamflow.scheduler.placement import choose_lane, least_loaded
+from streamflow.scheduler.timeline import Ticket, Timeline
+
+__all__ = ["Transfers", "host_array"]
+
+Array = np.ndarray[Any, Any]
+_PATTERN_NBYTES = (1, 2, 4, 8, 16)
+
+
+class Transfers:
+    """The copies of one device."""
+
+    def __init__(
+        self,
+        core: Core,
+        memory: Memory,
+        lanes: Mapping[str, Timeline],
+        compute: Sequence[Timeline],
+    ) -> None:
+        self._core = core
+        self._memory = memory
+        self._h2d = lanes["h2d"]
+        self._d2h = lanes["d2h"]
+        self._compute = compute
+
+    # -- in --------------------------------------------------------------------------------
+
+    def put(
+        self,
+        source: Any,
+        out: DeviceArray | None,
+        stream: Stream | None,
+        after: Sequence[Any],
+    ) -> tuple[DeviceArray, Op[Any]]:
+        """Copy ``source`` into ``out`` or a new array; returns it with the op that writes it."""
+        core = self._core
+        array = host_array(source)
+        line = explicit_line(core, stream) or self._h2d
+        tickets = core.after_tickets(after)
+        if out is None:
+            out = self._memory.array(array.shape, array.dtype, array.nbytes, line)
+        else:
+            self.check_array(out)
+            check_same(out.shape, out.dtype, array.shape, array.dtype)
+        op: Op[Any] = Op(core, "put", None)
+        submit = _Submission(op, line, (), (out._region,), tickets, out.is_whole_region)
+        nbytes = array.nbytes
+        if nbytes == 0:
+            submit(core, lambda _: 0)
+            return out, op
+        block = core.pinned.try_acquire(nbytes) if nbytes <= SMALL_NBYTES else None
+        if block is not None:
+            np.copyto(block.bytes_view(nbytes).view(array.dtype).reshape(array.shape), array)
+            address, start = block.address, out.address
+            op.rare().on_retired = block.release
+
+            def run(target: Any) -> int:
+                core.backend.copy_h2d(start, address, nbytes, target)
+                return 1
+
+            submit(core, run)
+            return out, op
+        out._staged = self._stage_in(array, out.address, submit)
+        return out, op
+
+    def _stage_in(self, array: Array, address: int, submit: _Submission) -> Op[None]:
+        core, op = self._core, submit.op
+        staged: Op[None] = Op(core, "staged", None)
+        core.pending(staged, OpState.STAGING)
+        ends: list[Any] = []
+
+        def run(target: Any) -> int:
+            for end in ends:
+                target.wait(end)
+            return len(ends)
+
+        def done(job: StagingJob) -> None:
+            ends.extend(job.ends)
+            self._staged(op, parked, job)
+            if op._error is not None:
+                core.fail(staged, op._error)
+                core.observed(staged)
+            else:
+                core.finish(staged, OpState.DONE)
+
+        parked = submit(core, run, num_needs=1)
+        if parked is None:  # failed upstream: the source was never touched
+            core.finish(staged, OpState.DONE)
+            return staged
+        self._start_when_passed(op, parked, StagingJob(op.ticket.seq, array, address, True, done))
+        op.add_done_callback(
+            lambda op: staged.state is OpState.STAGING
+            and op._state is OpState.CANCELLED
+            and core.finish(staged, OpState.DONE)
+        )
+        return staged
+
+    # -- out -------------------------------------------------------------------------------
+
+    def get(
+        self,
+        array: DeviceArray,
+        out: Array | None,
+        stream: Stream | None,
+        after: Sequence[Any],
+    ) -> Op[Array]:
+        """Copy ``array`` to the host: into ``out``, or into a pinned block that is the result."""
+        core = self._core
+        self.check_array(array)
+        if out is not None:
+            check_out(out, array)
+        line = explicit_line(core, stream) or self._d2h
+        tickets = core.after_tickets(after)
+        op: Op[Array] = Op(core, "get", None)
+        submit = _Submission(op, line, (array._region,), (), tickets, False)
+        nbytes = array.nbytes
+        if nbytes == 0:
+            op._result = np.empty(array.shape, array.dtype) if out is None else out
+            submit(core, lambda _: 0)
+        elif out is None:
+            block = core.pinned.try_acquire(nbytes)
+            if block is not None or core.pinned.has_room(nbytes):
+                self._get_pinned(array, block, submit, None)
+            else:
+                self._stage_out(array, np.empty(array.shape, array.dtype), submit)
+        elif nbytes <= SMALL_NBYTES:
+            op.rare().writes_host = True
+            self._get_pinned(array, core.pinned.try_acquire(nbytes), submit, out)
+        else:
+            op.rare().writes_host = True
+            self._stage_out(array, out, submit)
+        return op
+
+    def _get_pinned(
+        self,
+        array: DeviceArray,
+        block: PinnedBlock | None,
+        submit: _Submission,
+        out: Array | None,
+    ) -> None:
+        """Copy into one pinned block; pin it on a worker thread if none is cached."""
+        core, op = self._core, submit.op
+        address, shape, dtype, nbytes = array.address, array.shape, array.dtype, array.nbytes
+        held: list[PinnedBlock] = [] if block is None else [block]
+
+        def run(target: Any) -> int:
+            core.backend.copy_d2h(held[0].address, address, nbytes, target)
+            return 1
+
+        def retired() -> None:
+            if not held:
+                return
+            taken = held.pop()
+            if op._error is None and out is None:
+                op._result = taken.as_result(shape, dtype)
+            else:
+                taken.release()
+
+        def copy_out() -> None:
+            assert out is not None
+            view = held[0].bytes_view(nbytes).view(dtype).reshape(shape)
+            np.copyto(out, view)
+            op._result = out
+
+        rare = op.rare()
+        rare.on_retired = retired
+        if out is not None:
+            rare.on_device_done = copy_out
+        if block is not None:
+            submit(core, run)
+            return
+        parked = submit(core, run, num_needs=1)
+        if parked is None:
+            return
+
+        def pinned(result: PinnedBlock, error: BaseException | None) -> None:
+            if error is not None:
+                core.parking.drop(parked, core.lose(error, f"pinning {nbytes} bytes"))
+            elif op._state is OpState.PARKED:
+                held.append(result)
+                core.parking.ready(parked)
+            else:
+                result.release()
+
+        core.background.submit(
+            op.ticket.seq, lambda: core.pinned.acquire_blocking(nbytes), pinned
+        )
+        core.schedule_turn()
+
+    def _stage_out(self, array: DeviceArray, out: Array, submit: _Submission) -> None:
+        core, op = self._core, submit.op
+
+        def done(job: StagingJob) -> None:
+            if job.error is None:
+                op._result = out
+            self._staged(op, parked, job)
+
+        parked = submit(core, lambda _: 0, num_needs=1)
+        if parked is not None:
+            job = StagingJob(op.ticket.seq, out, array.address, False, done)
+            self._start_when_passed(op, parked, job)
+
+    # -- staging jobs ------------------------------------------------------------------------
+
+    def _start_when_passed(self, op: Op[Any], parked: Parked, job: StagingJob) -> None:
+        """Start ``job`` once the device has done all it comes after."""
+        core = self._core
+
+        def attempt() -> None:
+            if op._state is not OpState.PARKED:
+                return
+            pending = [t for t in core.parking.flattened(parked.deps) if not t.is_passed]
+            if pending:
+                core.when_ended(pending[0], attempt)
+                return
+            failed = next((t for t in parked.sources if t.failure is not None), None)
+            if failed is not None:  # let the submission say so
+                core.parking.ready(parked)
+                return
+            job.is_timed = core.instrument is not None
+            core.pending(op, OpState.STAGING)
+            core.staging.start(job)
+            core.schedule_turn()
+
+        attempt()
+
+    def _staged(self, op: Op[Any], parked: Parked, job: StagingJob) -> None:
+        core = self._core
+        if op._error is not None:  # the device was lost meanwhile
+            return
+        if job.error is not None:
+            core.parking.drop(parked, core.lose(job.error, f"staging {op.name}"))
+            return
+        if job.is_timed:
+            core.tracer.staged(op, job.starts, job.ends)
+        core.parking.ready(parked)
+
+    # -- within the device ---------------------------------------------------------------------
+
+    def copy(
+        self, dst: Any, src: Any, stream: Stream | None, after: Sequence[Any]
+    ) -> Op[Any]:
+        """Copy between any two of device array, array of another device, and ndarray."""
+        core = self._core
+        if isinstance(dst, DeviceArray) and not isinstance(src, DeviceArray):
+            return self.put(src, dst, stream, after)[1]
+        if isinstance(src, DeviceArray) and not isinstance(dst, DeviceArray):
+            return self.get(src, dst, stream, after)
+        if not isinstance(dst, DeviceArray):
+            return self._copy_on_host(dst, src, after)
+        self.check_array(dst, other_device=True)
+        self.check_array(src, other_device=True)
+        if dst._core is not core and src._core is not core:
+            raise ValueError("copy takes at least one array of this device")
+        check_same(dst.shape, dst.dtype, src.shape, src.dtype)
+        backend, nbytes = core.backend, dst.nbytes
+        to, origin = dst.address, src.address
+        to_index, from_index = dst._core.backend.index, src._core.backend.index
+
+        def run(target: Any) -> int:
+            if nbytes == 0 or (to == origin and dst_core is src_core):
+                return 0
+            if dst_core is src_core:
+                backend.copy_d2d(to, origin, nbytes, target)
+            else:
+                backend.copy_peer(to, to_index, origin, from_index, nbytes, target)
+            return 1
+
+        dst_core, src_core = dst._core, src._core
+        if dst_core is src_core and dst._memory is src._memory and to != origin:
+            if to < origin + nbytes and origin < to + nbytes:
+                raise ValueError("copy between overlapping parts of one array")
+        inputs = [src._region.last_write]
+        line = explicit_line(core, stream) or (lambda: choose_lane(self._compute, inputs))
+        op: Op[Any] = Op(core, "copy", None)
+        reads, writes = (src._region,), (dst._region,)
+        _Submission(op, line, reads, writes, core.after_tickets(after), dst.is_whole_region)(
+            core, run
+        )
+        return op
+
+    def _copy_on_host(self, dst: Any, src: Any, after: Sequence[Any]) -> Op[Array]:
+        core = self._core
+        source = host_array(src)
+        if not isinstance(dst, np.ndarray):
+            raise TypeError(f"copy takes a DeviceArray or ndarray to write, found {dst!r}")
+        check_same(dst.shape, dst.dtype, source.shape, source.dtype)
+        if not dst.flags.writeable:
+            raise ValueError("the destination array is read-only")
+        op: Op[Array] = Op(core, "copy", None)
+        op.rare().writes_host = True
+
+        def task() -> None:
+            np.copyto(dst, source)
+
+        def start() -> None:
+            core.pending(op, OpState.STAGING)
+            core.background.submit(op.ticket.seq, task, done)
+            core.schedule_turn()
+
+        def done(_: None, error: BaseException | None) -> None:
+            if op._error is not None:
+                return
+            if error is not None:
+                core.parking.drop(parked, core.lose(error, "copying on the host"))
+                return
+            op._result = dst
+            core.parking.ready(parked)
+
+        tickets = core.after_tickets(after)
+        parked = _Submission(op, self._d2h, (), (), tickets, False)(
+            core, lambda _: 0, num_needs=1
+        )
+        if parked is not None:
+            pending = [t for t in tickets if not t.is_passed]
+            core.when_all_ended(pending, start)
+        return op
+
+    def fill(self, array: DeviceArray, value: Any, line: Timeline | None) -> Op[None]:
+        """Write ``value`` to every element."""
+        core = self._core
+        self.check_array(array)
+        pattern = fill_pattern(value, array.dtype)
+        if pattern is None:
+            source = np.broadcast_to(np.array(value, array.dtype), array.shape)
+            return self.put(source, array, None, ())[1]
+        backend, address = core.backend, array.address
+        count = array.nbytes // len(pattern)
+
+        def run(target: Any) -> int:
+            if not count:
+                return 0
+            backend.fill(address, pattern, count, target)
+            return 1
+
+        inputs = [array._region.last_write]
+        op: Op[None] = Op(core, "fill", None)
+        _Submission(
+            op,
+            line or (lambda: choose_lane(self._compute, inputs)),
+            (),
+            (array._region,),
+            (),
+            array.is_whole_region,
+        )(core, run)
+        return op
+
+    def least_loaded_lane(self) -> Timeline:
+        """The compute lane for an allocation whose use is not known yet."""
+        return least_loaded(self._compute)
+
+    def check_array(self, array: Any, *, other_device: bool = False) -> None:
+        """Raise unless ``array`` is a live array that this device may use."""
+        if not isinstance(array, DeviceArray):
+            raise TypeError(f"takes a DeviceArray, found {type(array).__name__}")
+        core = self._core
+        if array._core is not core:
+            if not other_device:
+                raise ValueError(f"{array!r} belongs to another device or event loop")
+            if array._core.shell.key != core.shell.key:
+                raise ValueError(f"{array!r} belongs to a device of another event loop")
+            array._core.check_open()
+        array.check_usable()
+
+
+class _Submission:
+    """The ordering of an op, fixed before it is known how it will run."""
+
+    __slots__ = ("after", "is_overwrite", "line", "op", "reads", "writes")
+
+    def __init__(
+        self,
+        op: Op[Any],
+        line: Timeline | Callable[[], Timeline],
+        reads: Sequence[Region],
+        writes: Sequence[Region],
+        after: Sequence[Ticket],
+        is_overwrite: bool,
+    ) -> None:
+        self.op = op
+        self.line = line
+        self.reads = reads
+        self.writes = writes
+        self.after = after
+        self.is_overwrite = is_overwrite
+
+    def __call__(self, core: Core, run: Run, num_needs: int = 0) -> Parked | None:
+        return core.parking.submit(
+            self.op,
+            run,
+            line=self.line,
+            reads=self.reads,
+            writes=self.writes,
+            after=self.after,
+            is_overwrite=self.is_overwrite,
+            num_needs=num_needs,
+        )
+
+
+def host_array(source: Any) -> Array:
+    """``source`` as an ndarray whose items are plain bytes; its memory is not copied."""
+    if isinstance(source, DeviceArray):
+        raise TypeError("the source is on a device already: use dev.copy")
+    array = np.asarray(source)
+    checked_dtype(array.dtype)
+    return array
+
+
+def check_same(
+    shape: tuple[int, ...], dtype: Any, from_shape: tuple[int, ...], from_dtype: Any
+) -> None:
+    """Raise unless source and destination have one shape and dtype."""
+    if shape != from_shape:
+        raise ValueError(f"the destination has shape {shape}, the source {from_shape}")
+    if dtype != from_dtype:
+        raise TypeError(f"the destination has dtype {dtype}, the source {from_dtype}")
+
+
+def check_out(out: Any, array: DeviceArray) -> None:
+    """Raise unless ``out`` is a writable ndarray like ``array``."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out= takes an ndarray, found {type(out).__name__}")
+    check_same(out.shape, out.dtype, array.shape, array.dtype)
+    if not out.flags.writeable:
+        raise ValueError("out= is read-only")
+
+
+def fill_pattern(value: Any, dtype: np.dtype[Any]) -> bytes | None:
+    """The bytes to repeat for ``value``, or None if a memset cannot write them.
+
+    Raises
+    ------
+    TypeError, ValueError, OverflowError
+        ``value`` is not a scalar that ``dtype`` can hold.
+    """
+    if np.ndim(value) != 0:
+        raise TypeError(f"fill takes a scalar, found shape {np.shape(value)}")
+    pattern = np.array(value, dtype).tobytes()
+    if not any(pattern):
+        return b"\0"
+    return pattern if len(pattern) in _PATTERN_NBYTES else None

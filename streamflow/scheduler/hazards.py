@@ -1,0 +1,139 @@
+"""Which earlier ops a read, a write or a free of device memory must come after (R3, R5).
+
+A :class:`Region` remembers the last write and the reads since. Arrays made by
+``split`` have regions of their own over one allocation; an op on one region also
+looks at every region that overlaps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from streamflow.scheduler.timeline import Ticket
+
+__all__ = ["Region"]
+
+_COMPACT_AT = 8
+
+
+class Region:
+    """The hazards of a byte range of one allocation.
+
+    Attributes
+    ----------
+    allocation : Ticket
+        The op that allocated the memory.
+    last_write : Ticket
+        The latest write in program order; at first the allocation.
+    reads : list of Ticket
+        Reads in program order since ``last_write``, thinned to the latest per stream.
+        Parked ones stay apart, since they have no position yet.
+    overlapping : list of Region
+        Every other region of the allocation that shares bytes with this one.
+    """
+
+    __slots__ = ("allocation", "last_write", "overlapping", "reads", "start", "stop")
+
+    def __init__(self, allocation: Ticket, start: int, stop: int) -> None:
+        self.allocation = allocation
+        self.last_write = allocation
+        self.reads: list[Ticket] = []
+        self.overlapping: list[Region] = []
+        self.start = start
+        self.stop = stop
+
+    def carve(self, root: Region, start: int, stop: int) -> Region:
+        """Make a region of ``[start, stop)`` that inherits this one's history.
+
+        ``root`` covers the whole allocation; every region overlaps it.
+        """
+        for known in root.overlapping:
+            if known.start == start and known.stop == stop:
+                return known
+        part = Region(self.allocation, start, stop)
+        part.last_write = self.last_write
+        part.reads = list(self.reads)
+        for other in (root, *root.overlapping):
+            if other.start < stop and start < other.stop:
+                other.overlapping.append(part)
+                part.overlapping.append(other)
+        if part not in root.overlapping:  # an empty part shares no bytes, but is found again
+            root.overlapping.append(part)
+        return part
+
+    def before_read(self, into: list[Ticket]) -> None:
+        """Add what a read must come after: every write that has not completed."""
+        _add_unpassed(self.last_write, into)
+        for other in self.overlapping:
+            _add_unpassed(other.last_write, into)
+
+    def before_write(self, into: list[Ticket]) -> None:
+        """Add what a write or a free must come after: the last write and all reads since."""
+        _add_unpassed(self.last_write, into)
+        for read in self.reads:
+            if read.failure is None:  # a read that never ran orders nothing
+                _add_unpassed(read, into)
+        for other in self.overlapping:
+            _add_unpassed(other.last_write, into)
+            for read in other.reads:
+                if read.failure is None:
+                    _add_unpassed(read, into)
+
+    def failed_writes(self) -> Iterator[Ticket]:
+        """The writes whose failure a reader of this region inherits (rule R9)."""
+        last = self.last_write
+        if last.failure is not None:
+            yield last
+        for other in self.overlapping:
+            write = other.last_write
+            # Older than our own last write: overwritten since, the failure is cleared.
+            if write.failure is not None and write.seq > last.seq:
+                yield write
+
+    def record_read(self, ticket: Ticket) -> None:
+        """Note a read, in program order."""
+        reads = self.reads
+        if reads and ticket.position:
+            latest = reads[-1]
+            if latest.position and latest.timeline is ticket.timeline:
+                reads[-1] = ticket
+                return
+        reads.append(ticket)
+        if len(reads) > _COMPACT_AT:
+            self.reads = _thinned(reads)
+
+    def record_write(self, ticket: Ticket) -> None:
+        """Note a write of the whole region, in program order."""
+        self.last_write = ticket
+        if self.reads:
+            self.reads = []
+        for other in self.overlapping:
+            if self.start <= other.start and other.stop <= self.stop:
+                other.last_write = ticket
+                other.reads = []
+
+
+def _add_unpassed(ticket: Ticket, into: list[Ticket]) -> None:
+    if ticket.position == 0:
+        # A write that failed before submission ran nothing: its followers come after
+        # what it would have waited for.
+        if ticket.failure is None:
+            into.append(ticket)
+        else:
+            for older in ticket.inherited:
+                _add_unpassed(older, into)
+    elif ticket.position > ticket.timeline.watermark:
+        into.append(ticket)
+
+
+def _thinned(reads: list[Ticket]) -> list[Ticket]:
+    latest: dict[object, Ticket] = {}
+    parked: list[Ticket] = []
+    for read in reads:
+        if read.is_parked:
+            parked.append(read)
+        elif read.failure is None and not read.is_passed:
+            known = latest.get(read.timeline)
+            if known is None or known.position < read.position:
+                latest[read.timeline] = read
+    return [*latest.values(), *parked]

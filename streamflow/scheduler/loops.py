@@ -1,0 +1,164 @@
+"""The two thin shells around an event loop: asyncio (with uvloop) and trio.
+
+Each offers the same four verbs, so nothing above knows which loop it is on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+__all__ = ["AsyncioShell", "Shell", "TrioShell", "current_shell"]
+
+
+class Shell(Protocol):
+    """What the runtime needs from a loop."""
+
+    key: object
+    """Equal for devices of one loop; unequal otherwise (rule R11)."""
+
+    def is_running_here(self) -> bool:
+        """Whether the calling thread is running this very loop now."""
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` in the next turn. Loop thread only."""
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> bool:
+        """Run ``callback`` in a later turn, from any thread. False if the loop has ended."""
+
+    def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
+        """``(wake, wait)``: ``await wait(shielded)`` returns after ``wake()``.
+
+        Unshielded, a cancellation ends the wait at once. Shielded, it is delivered
+        only after ``wake()``. ``wake`` may be called before or after; twice is harmless.
+        """
+
+
+class AsyncioShell:
+    """asyncio and uvloop."""
+
+    def __init__(self) -> None:
+        import asyncio
+
+        self._asyncio = asyncio
+        self._get_running_loop = asyncio.get_running_loop
+        self._loop = asyncio.get_running_loop()
+        self.key: object = self._loop
+        self.call_soon: Callable[[Callable[[], None]], Any] = self._loop.call_soon
+
+    def is_running_here(self) -> bool:
+        try:
+            return self._get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:  # the loop is closed: nobody is left to tell (C12)
+            return False
+        return True
+
+    def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
+        future = self._loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        async def wait(shielded: bool) -> None:
+            if not shielded:
+                await future
+                return
+            cancellation = None
+            while not future.done():
+                try:
+                    # wait() leaves the future alone when the task is cancelled.
+                    await self._asyncio.wait((future,))
+                except self._asyncio.CancelledError as error:
+                    cancellation = error
+            if cancellation is not None:
+                raise cancellation
+
+        return wake, wait
+
+
+class TrioShell:
+    """trio."""
+
+    def __init__(self) -> None:
+        import trio
+
+        self._trio = trio
+        self._token = trio.lowlevel.current_trio_token()
+        self.key: object = self._token
+
+    def is_running_here(self) -> bool:
+        try:
+            return self._trio.lowlevel.current_trio_token() is self._token
+        except RuntimeError:
+            return False
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.call_soon_threadsafe(callback)
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> bool:
+        try:
+            self._token.run_sync_soon(callback)
+        except self._trio.RunFinishedError:
+            return False
+        return True
+
+    def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
+        lowlevel = self._trio.lowlevel
+        task: Any = None
+        woken = False
+
+        def wake() -> None:
+            nonlocal task, woken
+            woken = True
+            if task is not None:
+                waiting, task = task, None
+                lowlevel.reschedule(waiting)
+
+        async def wait(shielded: bool) -> None:
+            nonlocal task
+
+            def abort(_raise_cancel: Any) -> Any:
+                nonlocal task
+                if shielded:
+                    return lowlevel.Abort.FAILED
+                task = None
+                return lowlevel.Abort.SUCCEEDED
+
+            if not woken:
+                task = lowlevel.current_task()
+                await lowlevel.wait_task_rescheduled(abort)
+            await lowlevel.checkpoint_if_cancelled()
+
+        return wake, wait
+
+
+def current_shell() -> Shell:
+    """The shell of the loop that runs the caller.
+
+    Raises
+    ------
+    RuntimeError
+        No asyncio or trio loop is running in this thread.
+    """
+    trio = sys.modules.get("trio")
+    if trio is not None:
+        try:
+            trio.lowlevel.current_trio_token()
+        except RuntimeError:
+            pass
+        else:
+            return TrioShell()
+    try:
+        return AsyncioShell()
+    except RuntimeError:
+        raise RuntimeError(
+            "no running event loop here: enter the device inside asyncio or trio"
+        ) from None

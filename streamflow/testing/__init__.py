@@ -1,0 +1,1 @@
+"""Tools for testing: the backend contract suite to subclass."""

@@ -1,0 +1,212 @@
+import html
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamflow.trace import EdgeReason, Recorder, Trace, TracedOp
+from streamflow.trace.dot import to_dot
+from streamflow.trace.mermaid import to_mermaid
+
+AWKWARD = [
+    'say "hi"',
+    "back\\slash\\",
+    "\\N",
+    "two\nlines\r\t",
+    "<b>&amp;</b>",
+    "semi;colon",
+    "ünï→漢",
+    "end",
+    "1. list",
+    "- dash",
+    "`code` **bold** __init__",
+    "style: a;#b;",
+    "%%{init}%%",
+    "{x}[y](z)|w|",
+    "a:::b",
+    "#35;",
+    "\x00\ud800",
+    "-->",
+    "",
+]
+
+
+def small_trace() -> Trace:
+    recorder = Recorder()
+    recorder.op_submitted(1, "put", "x", "h2d", "h2d", 0, 2048, "a.py:3", 0.0)
+    recorder.op_submitted(2, "launch", "saxpy", "compute0", "compute", 0, 0, None, 0.0)
+    recorder.op_submitted(3, "free", "x", "free", None, 0, 0, None, 0.0)
+    recorder.op_submitted(4, "launch", "again", "compute0", "compute", 0, 0, None, 0.0)
+    recorder.op_timed(1, 0.0, 0.001)
+    recorder.op_done(1, "done")
+    recorder.op_done(4, "failed")
+    recorder.edge(1, 2, EdgeReason.READ_AFTER_WRITE, True)
+    recorder.edge(2, 3, EdgeReason.FREE, False)
+    recorder.edge(2, 4, EdgeReason.STREAM_ORDER, False)
+    return recorder.trace
+
+
+def named(*names: str, device_of_second: int = 0) -> Trace:
+    return Trace.of(
+        tuple(
+            TracedOp(
+                i,
+                "launch",
+                name,
+                name,
+                "compute",
+                device_of_second * i,
+                0,
+                0,
+                None,
+                None,
+                "done",
+                name,
+            )
+            for i, name in enumerate(names)
+        )
+    )
+
+
+def test_dot_golden() -> None:
+    assert (
+        to_dot(small_trace())
+        == r"""digraph streamflow {
+  rankdir=LR;
+  node [shape=box, style="rounded,filled", fontname="sans-serif", color="#555555"];
+  edge [fontname="sans-serif", fontsize=9];
+  subgraph cluster_0 {
+    label="h2d";
+    style=rounded; color="#999999"; fontname="sans-serif";
+    op1 [label="x\n2.00 KiB, 1.00 ms", fillcolor="#56b4e9", tooltip="put\ndone\na.py:3"];
+  }
+  subgraph cluster_1 {
+    label="compute0";
+    style=rounded; color="#999999"; fontname="sans-serif";
+    op2 [label="saxpy", fillcolor="#009e73", tooltip="launch\nsubmitted"];
+    op4 [label="again", fillcolor="#009e73", tooltip="launch\nfailed", color="#d55e00", penwidth=3];
+  }
+  subgraph cluster_2 {
+    label="free";
+    style=rounded; color="#999999"; fontname="sans-serif";
+    op3 [label="x", fillcolor="#dddddd", tooltip="free\nsubmitted"];
+  }
+  op1 -> op2 [label="read-after-write", style=solid, color="#000000"];
+  op2 -> op3 [label="free", style=dashed, color="#444444"];
+  op2 -> op4 [label="stream-order", style=dotted, color="#888888", fontcolor="#888888"];
+}
+"""
+    )
+
+
+def test_mermaid_golden() -> None:
+    assert (
+        to_mermaid(small_trace())
+        == """flowchart LR
+  subgraph s0["h2d"]
+    op1["x<br/>2.00 KiB, 1.00 ms"]:::h2d
+  end
+  subgraph s1["compute0"]
+    op2["saxpy"]:::compute
+    op4["again"]:::compute
+  end
+  subgraph s2["free"]
+    op3["x"]:::other
+  end
+  op1 ==>|read-after-write| op2
+  op2 -->|free| op3
+  op2 -.->|stream-order| op4
+  classDef h2d fill:#56b4e9,stroke:#555555,color:#000000
+  classDef d2h fill:#e69f00,stroke:#555555,color:#000000
+  classDef compute fill:#009e73,stroke:#555555,color:#000000
+  classDef other fill:#dddddd,stroke:#555555,color:#000000
+  classDef failed stroke:#d55e00,stroke-width:4px
+  class op4 failed
+"""
+    )
+
+
+DOT_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+def read_dot_label(line: str) -> str:
+    """What Graphviz shows: quotes, then its escapes, then entities."""
+    match = re.search(r"label=" + DOT_STRING.pattern, line)
+    assert match is not None
+    text = re.sub(r"\\(.)", lambda m: {"n": "\n"}.get(m[1], m[1]), match[1])
+    return html.unescape(text)
+
+
+@given(st.text(max_size=60) | st.sampled_from(AWKWARD))
+def test_any_name_survives_dot(name: str) -> None:
+    (line,) = (each for each in to_dot(named(name)).split("\n") if "op0 [" in each)
+    assert read_dot_label(line) == shown(name)
+    # Outside its strings the line is the plain statement it is for any name.
+    assert re.fullmatch(r"\s*op0 \[label=S, fillcolor=S, tooltip=S\];", DOT_STRING.sub("S", line))
+
+
+@given(st.text(max_size=60) | st.sampled_from(AWKWARD))
+def test_any_name_survives_mermaid(name: str) -> None:
+    (line,) = (each for each in to_mermaid(named(name)).split("\n") if "op0[" in each)
+    match = re.fullmatch(r'    op0\["([^"]*)"\]:::compute', line)
+    assert match is not None
+    # Only character codes use marks that the grammar or its pre-processing knows.
+    assert re.fullmatch(r"(?:[\w ,./()-]|#\d+;)*", match[1])
+    assert re.sub(r"#(\d+);", lambda m: chr(int(m[1])), match[1]) == shown(name)
+
+
+def shown(name: str) -> str:
+    return "".join(
+        char if char.isprintable() else " " if char.isspace() else "\ufffd" for char in name
+    )
+
+
+@pytest.mark.parametrize("name", ["1. list", "- dash", "__init__", "    code", "end."])
+def test_mermaid_names_start_no_markdown(name: str) -> None:
+    (line,) = (each for each in to_mermaid(named(name)).split("\n") if "op0[" in each)
+    assert re.search(r'\["(#\d+;|end\.)', line)
+
+
+def test_long_names_are_shortened() -> None:
+    line = next(each for each in to_dot(named("x" * 500)).split("\n") if "op0 [" in each)
+    assert read_dot_label(line) == "x" * 79 + "…"
+
+
+def test_several_devices_are_told_apart() -> None:
+    trace = named("s", "s", device_of_second=1)
+    for title in ("gpu0", "gpu1"):
+        assert f'label="{title}: s"' in to_dot(trace)
+        assert f'["{title}#58; s"]' in to_mermaid(trace)
+
+
+@pytest.mark.parametrize(
+    ("name", "first"), [("a.dot", "digraph"), ("a.DOT", "digraph"), ("a.mmd", "flowchart")]
+)
+def test_save_chooses_by_ending(tmp_path: Path, name: str, first: str) -> None:
+    named(*AWKWARD).save(tmp_path / name)
+    named(*AWKWARD).save(str(tmp_path / name))
+    assert (tmp_path / name).read_text(encoding="utf-8").startswith(first)
+
+
+def test_save_names_the_known_endings(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'a\.png'.* \.dot, \.mmd"):
+        small_trace().save(tmp_path / "a.png")
+
+
+def test_save_refuses_what_no_tool_lays_out(tmp_path: Path) -> None:
+    trace = small_trace()
+    with pytest.raises(ValueError, match="4 ops, more than max_ops=3: trace a shorter piece"):
+        trace.save(tmp_path / "a.dot", max_ops=3)
+    assert not list(tmp_path.iterdir())
+    trace.save(tmp_path / "a.dot", max_ops=4)
+
+
+def test_mermaid_warns_of_its_viewers_limit() -> None:
+    recorder = Recorder()
+    for op_id in range(502):
+        recorder.op_submitted(op_id, "launch", "k", "s", "compute", 0, 0, None, 0.0)
+        recorder.edge(op_id, op_id - 1, "after", False)
+    assert "%% 501 edges" in to_mermaid(recorder.trace)
+    assert "%%" not in to_mermaid(small_trace())
