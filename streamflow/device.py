@@ -19,7 +19,6 @@ from streamflow.backends.base import DeviceProperties, PoolInfo
 from streamflow.config import Settings
 from streamflow.errors import Closed, SimulatorWarning
 from streamflow.memory.pinned import SMALL_NBYTES, PinnedPool
-from streamflow.runtime.allocate import Memory
 from streamflow.runtime.array import DeviceArray, checked_dtype, checked_shape
 from streamflow.runtime.closing import close, drain, raise_failures
 from streamflow.runtime.core import Core
@@ -94,7 +93,8 @@ class Device:
             raise RuntimeError("a Device is entered once: make another one")
         shell = current_shell()
         in_thread = anyio.to_thread.run_sync
-        self._name, self._why = await in_thread(choose_backend, self._wanted)
+        name, self._why = await in_thread(choose_backend, self._wanted)
+        self._name = name
         if self._why is not None:
             warnings.warn(
                 f"running on the simulator: {self._why}. Pass backend='sim' to make that a "
@@ -119,7 +119,7 @@ class Device:
                 raise
 
         try:
-            await in_thread(build_blocking, self._name)
+            await in_thread(build_blocking, name)
         except BaseException:
             self._name = None
             raise
@@ -127,16 +127,10 @@ class Device:
         return self
 
     def _build(self, core: Core) -> None:
-        compute = [
-            core.make_timeline(f"compute{number}")
-            for number in range(self.settings.compute_lanes)
-        ]
-        named = {name: core.make_timeline(name) for name in ("h2d", "d2h", "free")}
-        self._memory = Memory(core, named)
-        self._transfers = Transfers(core, self._memory, named, compute)
-        self._launcher = Launcher(core, compute)
-        lanes = {line.name: Lane(line) for line in (*named.values(), *compute)}
-        self._lanes: Mapping[str, Lane] = MappingProxyType(lanes)
+        self._transfers = Transfers(core)
+        self._launcher = Launcher(core)
+        lines = (core.h2d, core.d2h, core.free_lane, *core.compute)
+        self._lanes: Mapping[str, Lane] = MappingProxyType({ln.name: Lane(ln) for ln in lines})
         self._controls = core.backend.controls()
         if self._controls is not None:
             self._controls.resolve = self._resolve
@@ -151,7 +145,7 @@ class Device:
     ) -> None:
         core = self._core
         core.check_here()
-        is_drained = await close(core, self._memory)
+        is_drained = await close(core)
         if error is not None:
             return  # the body's own error comes first
         if core.lost is None or not core.is_loss_seen:
@@ -171,8 +165,9 @@ class Device:
 
     # -- memory ----------------------------------------------------------------------------
 
-    def empty(self, shape: Any, dtype: Any = np.float64, *, stream: Stream | None = None
-              ) -> DeviceArray:
+    def empty(
+        self, shape: Any, dtype: Any = np.float64, *, stream: Stream | None = None
+    ) -> DeviceArray:
         """An uninitialised array.
 
         Parameters
@@ -200,10 +195,11 @@ class Device:
         nbytes = dtype.itemsize
         for dim in shape:
             nbytes *= dim
-        return self._memory.array(shape, dtype, nbytes, line)
+        return self._core.memory.array(shape, dtype, nbytes, line)
 
-    def zeros(self, shape: Any, dtype: Any = np.float64, *, stream: Stream | None = None
-              ) -> DeviceArray:
+    def zeros(
+        self, shape: Any, dtype: Any = np.float64, *, stream: Stream | None = None
+    ) -> DeviceArray:
         """:meth:`empty`, then :meth:`fill` with zero on the same stream."""
         return self.full(shape, 0, dtype, stream=stream)
 
@@ -212,8 +208,9 @@ class Device:
     ) -> DeviceArray:
         """:meth:`empty`, then :meth:`fill` with ``value`` on the same stream."""
         array = self.empty(shape, dtype, stream=stream)
-        self._transfers.fill(array, value, explicit_line(self._core, stream) or
-                             array.allocation.ticket.timeline)
+        self._transfers.fill(
+            array, value, explicit_line(self._core, stream) or array.allocation.ticket.timeline
+        )
         return array
 
     def fill(self, array: DeviceArray, value: Any, *, stream: Stream | None = None) -> Op[None]:
@@ -406,7 +403,7 @@ class Device:
             await drain(core)
         raise_failures(core)
 
-    # -- looking ------------------------------------------------------------------------------------
+    # -- looking -------------------------------------------------------------------------
 
     def trace(self) -> AbstractContextManager[Trace]:
         """Record every op submitted inside the block, why it waited, and when it ran.
@@ -446,7 +443,7 @@ class Device:
     @property
     def memory(self) -> PoolInfo:
         """The device's own pool, in bytes."""
-        return self._core.backend.pool_info(self._memory.pool)
+        return self._core.backend.pool_info(self._core.memory.pool)
 
     @property
     def pinned(self) -> PinnedPool:
@@ -488,7 +485,7 @@ class Device:
         """How many handles the device holds, by kind."""
         core = self._core
         counts: Counter[str] = Counter()
-        counts["array"] = len(self._memory.live)
+        counts["array"] = len(self._core.memory.live)
         counts["pinned block"] = core.pinned.num_live
         counts["stream"] = sum(line.is_ordered and line.stream is not None for line in core.lines)
         counts["op"] = len(core.pending_ops()) + sum(len(line.inflight) for line in core.lines)
@@ -499,10 +496,11 @@ class Device:
         core = self._core
         health = "healthy" if core.lost is None else f"lost: {core.lost}"
         rows = [f"device {self.index} ({self._name}), {health}"]
-        for line in core.lines:
-            if line.inflight and line.inflight[0].op is not None:
-                rows.append(f"  {line.name}: {len(line.inflight)} in flight, oldest "
-                            f"{line.inflight[0].op.name}")
+        rows += [
+            f"  {line.name}: {len(line.inflight)} in flight, oldest {line.inflight[0].op.name}"
+            for line in core.lines
+            if line.inflight and line.inflight[0].op is not None
+        ]
         rows += [f"  {op.state.value}: {op.name}" for op in core.pending_ops()]
         return "\n".join(rows)
 

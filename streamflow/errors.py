@@ -11,7 +11,7 @@
     │   └── DeviceLost                         a sticky fault; ``suspects`` names ops
     ├── UpstreamFailed       (RuntimeError)   an op whose input was never made right
     ├── OpCancelled          (CancelledError) the op was removed before it was submitted
-    ├── WrongThread          (RuntimeError)   a call from a thread or loop that does not own the device
+    ├── WrongThread          (RuntimeError)   not the thread and loop that own the device
     └── Closed               (ValueError)     use of a closed device, closed stream or freed array
 
 Bad arguments raise plain ``TypeError``, ``ValueError``, ``IndexError`` and

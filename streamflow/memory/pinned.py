@@ -15,7 +15,7 @@ import numpy as np
 
 from streamflow.scheduler.reaper import post_orphan
 
-__all__ = ["PinnedBlock", "PinnedPool", "SMALL_NBYTES"]
+__all__ = ["SMALL_NBYTES", "PinnedBlock", "PinnedPool"]
 
 SMALL_NBYTES = 64 << 10
 """Copies up to this size go through the loop itself (rule R1's bound)."""
@@ -34,7 +34,7 @@ class PinnedBlock:
         self.address = address
         self.nbytes = nbytes
         self.is_counted = is_counted
-        self._memory = (ctypes.c_char * nbytes).from_address(address)
+        self._memory = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
 
     def bytes_view(self, nbytes: int, offset: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Bytes ``[offset, offset + nbytes)``; valid until the block is released."""
@@ -127,9 +127,7 @@ class PinnedPool:
             slab = self._allocate_blocking(_SLAB_NBYTES)
             with self._lock:
                 self._slabs.append(slab)
-                self._free.setdefault(size, []).extend(
-                    range(slab, slab + _SLAB_NBYTES, size)
-                )
+                self._free.setdefault(size, []).extend(range(slab, slab + _SLAB_NBYTES, size))
             block = self.try_acquire(nbytes)
             if block is None:  # taken by another thread already
                 return self.acquire_blocking(nbytes)

@@ -7,6 +7,7 @@ worker of a job has a channel to itself: a private stream and two chunks.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -30,15 +31,14 @@ class _Chunk:
     __slots__ = ("address", "event", "memory")
 
     def __init__(self, backend: Backend, nbytes: int) -> None:
-        import ctypes
-
         self.address = backend.allocate_pinned_blocking(nbytes)
-        self.memory = (ctypes.c_char * nbytes).from_address(self.address)
+        self.memory = memoryview((ctypes.c_char * nbytes).from_address(self.address)).cast("B")
         self.event: Any = None
 
     def like(self, piece: Array) -> Array:
         """The start of the chunk, with the shape and dtype of ``piece`` in C order."""
-        return np.frombuffer(self.memory, piece.dtype, piece.size).reshape(piece.shape)
+        flat: Array = np.frombuffer(self.memory, piece.dtype, piece.size)
+        return flat.reshape(piece.shape)
 
 
 class _Channel:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from streamflow.errors import OutOfDeviceMemory
 from streamflow.runtime.array import Allocation, DeviceArray
-from streamflow.runtime.core import Core
 from streamflow.runtime.op import Op
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
+
+if TYPE_CHECKING:
+    from streamflow.runtime.core import Core
 
 __all__ = ["Memory"]
 
@@ -24,15 +25,12 @@ _NOWHERE = Timeline(0)  # has seen nothing: waits needed here are the maximal ti
 class Memory:
     """The owned pool of one device and the arrays in it."""
 
-    def __init__(self, core: Core, lanes: Mapping[str, Timeline]) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._lanes = lanes
         # The default threshold of 0 gives memory back at every synchronisation.
         self.pool = core.backend.create_pool(release_threshold_nbytes=_POOL_THRESHOLD_NBYTES)
         self.live: dict[int, tuple[Timeline, Region]] = {}
         self._is_open = True
-        core.free = self.free
-        core.free_dropped = self._free_dropped
 
     def array(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, line: Timeline
@@ -149,18 +147,18 @@ class Memory:
         if len(deps) == 1 and deps[0].timeline.stream is not None:
             line = deps[0].timeline
             # Another device may have used the memory last: free on one of our own.
-            return line if line in self._core.lines else self._lanes["free"]
+            return line if line in self._core.lines else self._core.free_lane
         if not deps:
             last = root.last_write
             for line in (last.timeline if last.position else home, home):
                 if line.stream is not None and line in self._core.lines:
                     return line
-        return self._lanes["free"]
+        return self._core.free_lane
 
-    def _free_dropped(self, address: int, home: Timeline, root: Region) -> Op[None] | None:
-        if address not in self.live:
-            return None
-        return self.free(address, home, root)
+    def free_dropped(self, address: int, home: Timeline, root: Region) -> None:
+        """Free what a finaliser left, unless closing the device has."""
+        if address in self.live:
+            self.free(address, home, root)
 
     def free_all(self) -> None:
         """Free what is still live: the device is being closed and has drained."""

@@ -138,7 +138,7 @@ class DeviceArray:
         self.check_usable()
         memory = self._memory
         memory.is_freed = True
-        return core.free(memory.address, memory.home, memory.root, stream)
+        return core.memory.free(memory.address, memory.home, memory.root, stream)
 
     @property
     def is_freed(self) -> bool:
@@ -283,7 +283,7 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
     TypeError
         Object and variable-size types, and date types.
     """
-    checked = np.dtype(dtype)
+    checked: np.dtype[Any] = np.dtype(dtype)
     if checked.hasobject or checked.itemsize == 0 or checked.kind in "MmSUT":
         raise TypeError(
             f"dtype {checked} cannot be moved to a device: use a boolean, integer, floating, "

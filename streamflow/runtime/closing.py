@@ -10,7 +10,6 @@ from streamflow.runtime.op import Op
 from streamflow.runtime.parking import Parked
 
 if TYPE_CHECKING:
-    from streamflow.runtime.allocate import Memory
     from streamflow.runtime.core import Core
 
 __all__ = ["close", "drain", "raise_failures"]
@@ -57,14 +56,14 @@ async def drain(core: Core, *, shielded: bool = False, timeout_s: float | None =
 
 
 def _oldest_unfinished(core: Core) -> Op[Any] | None:
-    for op in core.pending_ops():
-        return op
+    if pending := core.pending_ops():
+        return pending[0]
     for line in core.lines:
         if line.inflight and core.lost is None:
             # The newest ends last; one wait per stream is enough.
-            op: Op[Any] | None = line.inflight[-1].op
-            if op is not None:
-                return op
+            newest: Op[Any] | None = line.inflight[-1].op
+            if newest is not None:
+                return newest
     return None
 
 
@@ -82,7 +81,7 @@ def raise_failures(core: Core) -> None:
         )
 
 
-async def close(core: Core, memory: Memory) -> bool:
+async def close(core: Core) -> bool:
     """Drain, free and close. False if work was left behind after ``close_timeout_s``."""
     timeout_s = core.settings.close_timeout_s
     is_drained = await drain(core, shielded=True, timeout_s=timeout_s)
@@ -91,7 +90,7 @@ async def close(core: Core, memory: Memory) -> bool:
             parked: Parked | None = op._rare.parked if op._rare is not None else None
             if parked is not None and not is_drained:
                 op.cancel()
-        memory.free_all()
+        core.memory.free_all()
         if is_drained:
             is_drained = await drain(core, shielded=True, timeout_s=timeout_s)
     core.staging.stop_all()
@@ -102,7 +101,7 @@ async def close(core: Core, memory: Memory) -> bool:
             core.staging.close_blocking()
             core.pinned.close_blocking()
             if core.lost is None:
-                memory.close()
+                core.memory.close()
                 for line in core.lines:
                     if line.stream is not None:
                         line.stream.close()
@@ -123,8 +122,7 @@ async def close(core: Core, memory: Memory) -> bool:
     await wait(True)
     core.background.close()
     core.stagers.close()
-    core.backoff.close()
-    core.completion.clear()
+    core.poller.close()
     if errors and core.lost is None:
         raise core.backend.translate(errors[0], "closing the device")
     return is_drained

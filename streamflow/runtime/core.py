@@ -1,4 +1,4 @@
-"""The state of one open device, and the poller that finds out what has finished.
+"""The state of one open device: what its ops, arrays and streams share.
 
 Everything here runs on the device's own loop unless it says otherwise (rule R11).
 """
@@ -16,13 +16,14 @@ from streamflow.config import Settings
 from streamflow.errors import Closed, DeviceLost, StreamflowError, UpstreamFailed, WrongThread
 from streamflow.memory.pinned import PinnedPool
 from streamflow.memory.staging import Staging
+from streamflow.runtime.allocate import Memory
 from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.instrument import Instrument
 from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.parking import Parking
+from streamflow.runtime.poller import Poller
 from streamflow.runtime.tracer import Tracer
-from streamflow.scheduler.backoff import Backoff
-from streamflow.scheduler.completion import Completion, count_done
+from streamflow.scheduler.completion import count_done
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.loops import Shell
 from streamflow.scheduler.timeline import Ticket, Timeline
@@ -57,23 +58,19 @@ class Core:
         self.events: list[Any] = []
         self.lines: list[Timeline] = []
         self.parking = Parking(self)
-        self.completion = Completion(settings.spin_us * 1e-6)
         self.num_submitted = 0
         self.num_finished = 0
         self._dropped: deque[tuple[int, Timeline, Region]] = deque()
         self._dropped_lines: deque[Timeline] = deque()
         self._closed_lines: deque[Timeline] = deque()
-        self.free_dropped: Callable[[int, Timeline, Region], Op[None] | None]
-        self.free: Callable[[int, Timeline, Region, Any], Op[None]]
         self._failures: dict[Op[Any], None] = {}
         self._pending: dict[Op[Any], None] = {}  # parked and staging ops
-        self._is_turn_scheduled = False
-        self._seen_submitted = 0
-        self._wake = lambda: self._post(self._turn_from_thread)
-        self.backoff = Backoff(self._wake)
-        prepare = backend.set_current
-        self.background = Workers("streamflow-background", 2, prepare, self._wake)
-        self.stagers = Workers("streamflow-stage", settings.staging_threads, prepare, self._wake)
+        self.poller = Poller(self)
+        self.completion = self.poller.completion
+        self.schedule_turn = self.poller.schedule
+        wake, prepare = self.poller.wake, backend.set_current
+        self.background = Workers("streamflow-background", 2, prepare, wake)
+        self.stagers = Workers("streamflow-stage", settings.staging_threads, prepare, wake)
         self.pinned = PinnedPool(
             backend.allocate_pinned_blocking,
             backend.free_pinned_blocking,
@@ -88,7 +85,10 @@ class Core:
         )
         controls = backend.controls()
         if controls is not None:
-            controls.on_change = self._wake
+            controls.on_change = wake
+        self.compute = [self.make_timeline(f"compute{n}") for n in range(settings.compute_lanes)]
+        self.h2d, self.d2h, self.free_lane = map(self.make_timeline, ("h2d", "d2h", "free"))
+        self.memory = Memory(self)
 
     # -- checks ------------------------------------------------------------------------
 
@@ -331,61 +331,6 @@ class Core:
         """The ops that are parked, staging, or in a host step, oldest first."""
         return list(self._pending)
 
-    # -- the poller ---------------------------------------------------------------------------
-
-    def schedule_turn(self) -> None:
-        """Have :meth:`_turn` run in the next turn of the loop."""
-        if not self._is_turn_scheduled:
-            self._is_turn_scheduled = True
-            self.backoff.cancel()
-            self.shell.call_soon(self._turn)
-
-    def _post(self, callback: Callable[[], None]) -> None:
-        self.shell.call_soon_threadsafe(callback)
-
-    def _turn_from_thread(self) -> None:
-        if not self._is_turn_scheduled:
-            self._is_turn_scheduled = True
-            self.backoff.cancel()
-            self._turn()
-
-    def _turn(self) -> None:
-        self._is_turn_scheduled = False
-        is_virtual = self.backend.is_virtual
-        if not self.is_closed:
-            self.drain_dropped()
-        delivered = self.background.deliver(in_order=is_virtual)
-        delivered |= self.stagers.deliver(in_order=is_virtual)
-        completion = self.completion
-        for timeline in completion.wanted():
-            self.reap(timeline)
-        num_undelivered = self.background.num_undelivered + self.stagers.num_undelivered
-        if completion.is_idle and not num_undelivered:
-            return
-        if is_virtual:
-            self._advance(delivered)
-            return
-        now = time.monotonic()
-        if completion.should_spin(now):
-            self.schedule_turn()
-        elif heads := completion.heads():
-            self.backoff.watch([head.event for head in heads], completion.ages_s(now))
-
-    def _advance(self, delivered: bool) -> None:
-        """Let virtual time pass by one completion, unless something was submitted (R15)."""
-        num_busy = self.background.num_busy + self.stagers.num_busy
-        if delivered or self.num_submitted != self._seen_submitted:
-            self._seen_submitted = self.num_submitted
-        elif self.backend.advance(num_busy):
-            for timeline in self.completion.wanted():
-                self.reap(timeline)
-        elif num_busy:
-            self.backoff.watch((), [])  # look again soon: a worker may block on the clock
-            return
-        elif not (self.background.num_undelivered or self.stagers.num_undelivered):
-            return  # nothing can move until a gate opens or something is submitted
-        self.schedule_turn()
-
     # -- streams that were closed or dropped -----------------------------------------------
 
     def post_line(self, line: Timeline) -> None:
@@ -426,7 +371,7 @@ class Core:
             self._forget_lines()
         dropped = self._dropped
         while dropped and self.lost is None:
-            self.free_dropped(*dropped.popleft())
+            self.memory.free_dropped(*dropped.popleft())
 
     # -- faults -----------------------------------------------------------------------------------
 

@@ -29,8 +29,17 @@ _READ, _WRITE = Access.READ, Access.WRITE
 class _Plan:
     """What one kernel's launches on one device have in common."""
 
-    __slots__ = ("configs", "error", "handle", "is_loading", "kernel", "num", "params",
-                 "parked", "sizes")
+    __slots__ = (
+        "configs",
+        "error",
+        "handle",
+        "is_loading",
+        "kernel",
+        "num",
+        "params",
+        "parked",
+        "sizes",
+    )
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -50,9 +59,9 @@ class _Plan:
 class Launcher:
     """``dev.launch`` of one device."""
 
-    def __init__(self, core: Core, lanes: Sequence[Timeline]) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._lanes = lanes
+        self._lanes = core.compute
         self._plans: dict[Kernel, _Plan] = {}
 
     def launch(

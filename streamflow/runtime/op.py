@@ -74,8 +74,17 @@ class Op(Generic[T]):
     caller's own memory, the cancellation arrives only after that write (rule R8).
     """
 
-    __slots__ = ("__weakref__", "_core", "_error", "_rare", "_result", "_state", "kind", "label",
-                 "ticket")
+    __slots__ = (
+        "__weakref__",
+        "_core",
+        "_error",
+        "_rare",
+        "_result",
+        "_state",
+        "kind",
+        "label",
+        "ticket",
+    )
 
     def __init__(self, core: Core, kind: str, label: str | None) -> None:
         self._core = core

@@ -30,8 +30,16 @@ _REAP_EVERY = 64
 class Parked:
     """An op that waits to be submitted, with all it takes to do so."""
 
-    __slots__ = ("deps", "followers", "is_waiting_for_room", "line", "num_blockers", "op", "run",
-                 "sources")
+    __slots__ = (
+        "deps",
+        "followers",
+        "is_waiting_for_room",
+        "line",
+        "num_blockers",
+        "op",
+        "run",
+        "sources",
+    )
 
     def __init__(
         self,
@@ -101,8 +109,9 @@ class Parking:
             sources.append(region.last_write)
             if region.overlapping or region.last_write.failure is not None:
                 sources.extend(region.failed_writes())
-                sources.extend(other.last_write for other in region.overlapping
-                               if other.last_write.is_parked)
+                sources.extend(
+                    other.last_write for other in region.overlapping if other.last_write.is_parked
+                )
         if self._core.instrument is not None:
             self._core.tracer.op_called(op, line, reads, writes, after)
         parked = None
@@ -243,9 +252,7 @@ class Parking:
         line.advance(op.ticket, num_calls, event)
         core.submitted(op)
 
-    def submission_failed(
-        self, op: Op[Any], error: Exception, deps: Iterable[Ticket]
-    ) -> None:
+    def submission_failed(self, op: Op[Any], error: Exception, deps: Iterable[Ticket]) -> None:
         """End ``op``, which the driver or a check refused."""
         core = self._core
         error = core.lose(error, f"submitting {op.name}")
@@ -268,10 +275,10 @@ class Parking:
         for source in sources:
             if source.failure is not None:
                 name = source.op.name if source.op is not None else f"op #{source.seq}"
-                error = UpstreamFailed(f"{op.name} needs the result of {name}, which failed: "
-                                       f"{source.failure}")
+                error = UpstreamFailed(
+                    f"{op.name} needs the result of {name}, which failed: {source.failure}"
+                )
                 error.__cause__ = source.failure
                 self._core.fail(op, error, deps)
                 return True
         return False
-

@@ -88,16 +88,25 @@ class Tracer:
         for region in writes:
             for other in (region, *region.overlapping):
                 last = other.last_write
-                add((last, "free" if is_free else
-                     "allocation" if last is region.allocation else "write-after-write"))
+                add(
+                    (
+                        last,
+                        "free"
+                        if is_free
+                        else "allocation"
+                        if last is region.allocation
+                        else "write-after-write",
+                    )
+                )
                 for read in other.reads:
                     add((read, "free" if is_free else "write-after-read"))
         for ticket in after:
             add((ticket, "after"))
         traced.nbytes = sum(region.stop - region.start for region in (*reads, *writes))
 
-    def go(self, op: Op[Any], run: Callable[[Any], int], line: Timeline,
-           deps: Iterable[Ticket]) -> None:
+    def go(
+        self, op: Op[Any], run: Callable[[Any], int], line: Timeline, deps: Iterable[Ticket]
+    ) -> None:
         """:meth:`Parking.go`, with timing events around the op's own calls."""
         core = self._core
         flat = core.parking.flattened(deps)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from streamflow.memory.pinned import SMALL_NBYTES, PinnedBlock
 from streamflow.memory.staging import StagingJob
-from streamflow.runtime.allocate import Memory
 from streamflow.runtime.array import DeviceArray, checked_dtype
 from streamflow.runtime.core import Core
 from streamflow.runtime.op import Op, OpState
@@ -28,18 +27,12 @@ _PATTERN_NBYTES = (1, 2, 4, 8, 16)
 class Transfers:
     """The copies of one device."""
 
-    def __init__(
-        self,
-        core: Core,
-        memory: Memory,
-        lanes: Mapping[str, Timeline],
-        compute: Sequence[Timeline],
-    ) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._memory = memory
-        self._h2d = lanes["h2d"]
-        self._d2h = lanes["d2h"]
-        self._compute = compute
+        self._memory = core.memory
+        self._h2d = core.h2d
+        self._d2h = core.d2h
+        self._compute = core.compute
 
     # -- in --------------------------------------------------------------------------------
 
@@ -94,7 +87,7 @@ class Transfers:
 
         def done(job: StagingJob) -> None:
             ends.extend(job.ends)
-            self._staged(op, parked, job)
+            self._staged(op, job)
             if op._error is not None:
                 core.fail(staged, op._error)
                 core.observed(staged)
@@ -106,11 +99,12 @@ class Transfers:
             core.finish(staged, OpState.DONE)
             return staged
         self._start_when_passed(op, parked, StagingJob(op.ticket.seq, array, address, True, done))
-        op.add_done_callback(
-            lambda op: staged.state is OpState.STAGING
-            and op._state is OpState.CANCELLED
-            and core.finish(staged, OpState.DONE)
-        )
+
+        def cancelled() -> None:
+            if op._state is OpState.CANCELLED:  # the source was never touched
+                core.finish(staged, OpState.DONE)
+
+        op.rare().on_ended.append(cancelled)
         return staged
 
     # -- out -------------------------------------------------------------------------------
@@ -200,9 +194,7 @@ class Transfers:
             else:
                 result.release()
 
-        core.background.submit(
-            op.ticket.seq, lambda: core.pinned.acquire_blocking(nbytes), pinned
-        )
+        core.background.submit(op.ticket.seq, lambda: core.pinned.acquire_blocking(nbytes), pinned)
         core.schedule_turn()
 
     def _stage_out(self, array: DeviceArray, out: Array, submit: _Submission) -> None:
@@ -211,7 +203,7 @@ class Transfers:
         def done(job: StagingJob) -> None:
             if job.error is None:
                 op._result = out
-            self._staged(op, parked, job)
+            self._staged(op, job)
 
         parked = submit(core, lambda _: 0, num_needs=1)
         if parked is not None:
@@ -242,10 +234,11 @@ class Transfers:
 
         attempt()
 
-    def _staged(self, op: Op[Any], parked: Parked, job: StagingJob) -> None:
+    def _staged(self, op: Op[Any], job: StagingJob) -> None:
         core = self._core
         if op._error is not None:  # the device was lost meanwhile
             return
+        parked: Parked = op.rare().parked
         if job.error is not None:
             core.parking.drop(parked, core.lose(job.error, f"staging {op.name}"))
             return
@@ -255,9 +248,7 @@ class Transfers:
 
     # -- within the device ---------------------------------------------------------------------
 
-    def copy(
-        self, dst: Any, src: Any, stream: Stream | None, after: Sequence[Any]
-    ) -> Op[Any]:
+    def copy(self, dst: Any, src: Any, stream: Stream | None, after: Sequence[Any]) -> Op[Any]:
         """Copy between any two of device array, array of another device, and ndarray."""
         core = self._core
         if isinstance(dst, DeviceArray) and not isinstance(src, DeviceArray):
@@ -285,9 +276,8 @@ class Transfers:
             return 1
 
         dst_core, src_core = dst._core, src._core
-        if dst_core is src_core and dst._memory is src._memory and to != origin:
-            if to < origin + nbytes and origin < to + nbytes:
-                raise ValueError("copy between overlapping parts of one array")
+        if abs(to - origin) < nbytes and to != origin and dst._memory is src._memory:
+            raise ValueError("copy between overlapping parts of one array")
         inputs = [src._region.last_write]
         line = explicit_line(core, stream) or (lambda: choose_lane(self._compute, inputs))
         op: Op[Any] = Op(core, "copy", None)
@@ -319,6 +309,7 @@ class Transfers:
         def done(_: None, error: BaseException | None) -> None:
             if op._error is not None:
                 return
+            parked = op.rare().parked
             if error is not None:
                 core.parking.drop(parked, core.lose(error, "copying on the host"))
                 return
@@ -326,9 +317,7 @@ class Transfers:
             core.parking.ready(parked)
 
         tickets = core.after_tickets(after)
-        parked = _Submission(op, self._d2h, (), (), tickets, False)(
-            core, lambda _: 0, num_needs=1
-        )
+        parked = _Submission(op, self._d2h, (), (), tickets, False)(core, lambda _: 0, num_needs=1)
         if parked is not None:
             pending = [t for t in tickets if not t.is_passed]
             core.when_all_ended(pending, start)

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import pytest
 
+_MODULES = ("devices", "harness", "kernels", "memory", "pools", "streams")
+
 # Before the modules are imported: their asserts then explain themselves as a test's do.
-pytest.register_assert_rewrite(
-    *(f"{__name__}.{module}" for module in "devices harness kernels memory pools streams".split())
-)
+pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _MODULES))
 
 from streamflow.testing.contract.devices import DeviceContract, PeerContract  # noqa: E402
 from streamflow.testing.contract.harness import Harness, Rig, drain  # noqa: E402

@@ -80,6 +80,14 @@ def test_elapsed_time_covers_the_modelled_time(wall):
     assert wall.device.elapsed_ms(start, end) >= 10.0
 
 
+def test_work_takes_its_modelled_time_in_real_time(wall):
+    stream = wall.stream()
+    start_s = wall.device.clock_s()
+    wall.mark(stream, 0, cost_s=lambda: 0.02)
+    stream.sync()
+    assert wall.device.clock_s() - start_s >= 0.02
+
+
 def test_a_body_can_submit_because_the_machine_is_not_locked(wall):
     first, second = wall.stream(), wall.stream()
     done = threading.Event()

@@ -1,3 +1,4 @@
+import subprocess
 import sys
 
 import pytest
@@ -91,6 +92,19 @@ def test_two_openings_of_one_device_share_its_memory(open_lab):
     assert again.log == ["unharmed"]
 
 
+def test_closing_frees_the_engines_for_others(open_lab):
+    lab, again = open_lab(0), open_lab(0)
+    for i in range(12):
+        lab.mark(lab.stream(), i, cost_s=lambda: 100.0)
+    lab.device.world.next_s()  # eight are running, four wait for a slot
+    lab.device.close()
+    for i in range(8):
+        again.mark(again.stream(), i, cost_s=lambda: 1.0)
+    again.run()
+    assert lab.log == []
+    assert again.device.clock_s() == 1.0
+
+
 def test_a_loop_has_one_kind_of_clock(lab):
     with pytest.raises(ValueError, match="other clock"):
         open_device(1, Settings(sim_clock="wall"), "loop")
@@ -104,8 +118,6 @@ def test_properties_are_an_h200s_with_the_simulators_memory(lab):
 
 
 def test_the_simulator_never_imports_cuda():
-    import subprocess
-
     code = (
         "import sys, streamflow.backends.sim as s; from streamflow.config import Settings;"
         "s.open_device(0, Settings(), 'k').close();"

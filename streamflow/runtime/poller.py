@@ -1,0 +1,98 @@
+"""The poller: finds out, on the loop, what the device has finished (rule R11)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from streamflow.scheduler.backoff import Backoff
+from streamflow.scheduler.completion import Completion
+
+if TYPE_CHECKING:
+    from streamflow.runtime.core import Core
+
+__all__ = ["Poller"]
+
+_CORES: dict[object, list[Core]] = {}
+"""The open devices of each loop: simulated ones share a clock (rule R15)."""
+
+
+class Poller:
+    """Runs one turn after another while anything wants a completion, and not otherwise."""
+
+    __slots__ = ("_backoff", "_core", "_is_scheduled", "_seen_submitted", "completion")
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.completion = Completion(core.settings.spin_us * 1e-6)
+        self._backoff = Backoff(self.wake)
+        self._is_scheduled = False
+        self._seen_submitted = 0
+        _CORES.setdefault(core.shell.key, []).append(core)
+
+    def schedule(self) -> None:
+        """Have a turn run in the next turn of the loop."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._backoff.cancel()
+            self._core.shell.call_soon(self._turn)
+
+    def wake(self) -> None:
+        """Have a turn run soon. Any thread; nothing happens if the loop has ended."""
+        self._core.shell.call_soon_threadsafe(self._turn_if_due)
+
+    def close(self) -> None:
+        """Stop for good."""
+        self._backoff.close()
+        self.completion.clear()
+        cores = _CORES[self._core.shell.key]
+        cores.remove(self._core)
+        if not cores:
+            del _CORES[self._core.shell.key]
+
+    def _turn_if_due(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._backoff.cancel()
+            self._turn()
+
+    def _turn(self) -> None:
+        self._is_scheduled = False
+        core, completion = self._core, self.completion
+        if not core.is_closed:
+            core.drain_dropped()
+        is_virtual = core.backend.is_virtual
+        delivered = core.background.deliver(in_order=is_virtual)
+        delivered |= core.stagers.deliver(in_order=is_virtual)
+        for timeline in completion.wanted():
+            core.reap(timeline)
+        num_undelivered = core.background.num_undelivered + core.stagers.num_undelivered
+        if completion.is_idle and not num_undelivered:
+            return
+        if is_virtual:
+            self._advance(delivered)
+            return
+        now = time.monotonic()
+        if completion.should_spin(now):
+            self.schedule()
+        elif heads := completion.heads():
+            self._backoff.watch([head.event for head in heads], completion.ages_s(now))
+
+    def _advance(self, delivered: bool) -> None:
+        """Let virtual time pass by one completion, unless something was submitted (R15)."""
+        core = self._core
+        num_busy = num_submitted = 0
+        for each in _CORES[core.shell.key]:
+            num_busy += each.background.num_busy + each.stagers.num_busy
+            num_submitted += each.num_submitted
+        if delivered or num_submitted != self._seen_submitted:
+            self._seen_submitted = num_submitted
+        elif core.backend.advance(num_busy):
+            for timeline in self.completion.wanted():
+                core.reap(timeline)
+        elif num_busy:
+            self._backoff.watch((), [])  # look again soon: a worker may block on the clock
+            return
+        elif not (core.background.num_undelivered or core.stagers.num_undelivered):
+            return  # nothing can move until a gate opens or something is submitted
+        self.schedule()

@@ -1,0 +1,1 @@
+"""One script per figure of docs/explanation/performance: ``python -m tests.benchmarks``."""
