@@ -1,5 +1,7 @@
 """streamflow: an async/await task-graph runtime for CUDA with stream-ordered memory."""
 
+from typing import Any
+
 from streamflow.backends import register_backend
 from streamflow.backends.base import Access, DeviceProperties, PoolInfo
 from streamflow.config import Settings
@@ -25,8 +27,6 @@ from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.stream import Lane, Stream
 from streamflow.trace.answers import Overlap
 from streamflow.trace.model import EdgeReason, Trace, TracedEdge, TracedOp
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Access",
@@ -63,3 +63,11 @@ __all__ = [
     "kernel",
     "register_backend",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":  # reading metadata takes longer than the rest of this import
+        from importlib.metadata import version
+
+        return version("streamflow-cuda")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -302,10 +302,10 @@ class Core:
         ticket = op.ticket
         if state is _DONE:
             ticket.forget()
+        self._pending.pop(op, None)
         rare = op._rare
         if rare is None:
             return
-        self._pending.pop(op, None)
         if rare.traced is not None:
             self.tracer.finished(op, rare.traced)
         if rare.is_wanted:

@@ -214,8 +214,8 @@ class Parking:
         if parked.op._rare is not None:
             parked.op._rare.parked = None
         followers, parked.followers = parked.followers, []
-        for follower in followers:
-            self.ready(follower)
+        for follower in followers:  # possibly of another device of this loop
+            follower.op._core.parking.ready(follower)
 
     def has_room(self, line: Timeline) -> bool:
         """Whether ``line`` takes another op now (rule R7); retires what it can first."""

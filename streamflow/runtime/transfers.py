@@ -14,7 +14,7 @@ from streamflow.runtime.core import Core
 from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.parking import Parked, Run
 from streamflow.runtime.stream import Stream, explicit_line
-from streamflow.scheduler.hazards import Region
+from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.placement import choose_lane, least_loaded
 from streamflow.scheduler.timeline import Ticket, Timeline
 
@@ -219,7 +219,9 @@ class Transfers:
         def attempt() -> None:
             if op._state is not OpState.PARKED:
                 return
-            pending = [t for t in core.parking.flattened(parked.deps) if not t.is_passed]
+            pending: list[Ticket] = []
+            for dep in parked.deps:
+                add_unpassed(dep, pending)
             if pending:
                 core.when_ended(pending[0], attempt)
                 return
@@ -440,9 +442,12 @@ def fill_pattern(value: Any, dtype: np.dtype[Any]) -> bytes | None:
     TypeError, ValueError, OverflowError
         ``value`` is not a scalar that ``dtype`` can hold.
     """
-    if np.ndim(value) != 0:
-        raise TypeError(f"fill takes a scalar, found shape {np.shape(value)}")
-    pattern = np.array(value, dtype).tobytes()
+    item = np.array(value, dtype)
+    if item.ndim != 0:
+        raise TypeError(f"fill takes a scalar, found shape {item.shape}")
+    if dtype.kind in "iu" and isinstance(value, (float, np.floating)) and value != item:
+        raise TypeError(f"fill value {value} is not an integer, which {dtype} needs")
+    pattern = item.tobytes()
     if not any(pattern):
         return b"\0"
     return pattern if len(pattern) in _PATTERN_NBYTES else None

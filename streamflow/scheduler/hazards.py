@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from streamflow.scheduler.timeline import Ticket
 
-__all__ = ["Region"]
+__all__ = ["Region", "add_unpassed"]
 
 _COMPACT_AT = 8
 
@@ -63,21 +63,21 @@ class Region:
 
     def before_read(self, into: list[Ticket]) -> None:
         """Add what a read must come after: every write that has not completed."""
-        _add_unpassed(self.last_write, into)
+        add_unpassed(self.last_write, into)
         for other in self.overlapping:
-            _add_unpassed(other.last_write, into)
+            add_unpassed(other.last_write, into)
 
     def before_write(self, into: list[Ticket]) -> None:
         """Add what a write or a free must come after: the last write and all reads since."""
-        _add_unpassed(self.last_write, into)
+        add_unpassed(self.last_write, into)
         for read in self.reads:
             if read.failure is None:  # a read that never ran orders nothing
-                _add_unpassed(read, into)
+                add_unpassed(read, into)
         for other in self.overlapping:
-            _add_unpassed(other.last_write, into)
+            add_unpassed(other.last_write, into)
             for read in other.reads:
                 if read.failure is None:
-                    _add_unpassed(read, into)
+                    add_unpassed(read, into)
 
     def failed_writes(self) -> Iterator[Ticket]:
         """The writes whose failure a reader of this region inherits (rule R9)."""
@@ -113,7 +113,8 @@ class Region:
                 other.reads = []
 
 
-def _add_unpassed(ticket: Ticket, into: list[Ticket]) -> None:
+def add_unpassed(ticket: Ticket, into: list[Ticket]) -> None:
+    """Add ``ticket`` unless it has completed; for one that never ran, what it waited for."""
     if ticket.position == 0:
         # A write that failed before submission ran nothing: its followers come after
         # what it would have waited for.
@@ -121,7 +122,7 @@ def _add_unpassed(ticket: Ticket, into: list[Ticket]) -> None:
             into.append(ticket)
         else:
             for older in ticket.inherited:
-                _add_unpassed(older, into)
+                add_unpassed(older, into)
     elif ticket.position > ticket.timeline.watermark:
         into.append(ticket)
 

@@ -41,7 +41,7 @@ def _shape(function: Any) -> list[tuple[str, Any, Any]]:
 
 def test_the_protocol_was_read_right() -> None:
     assert {"launch", "allocate", "advance", "translate"} <= set(_VERBS)
-    assert len(_VERBS) > 30
+    assert len(_VERBS) >= 28
 
 
 @pytest.mark.parametrize("verb", _VERBS)

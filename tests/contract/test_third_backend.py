@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import streamflow.backends
-from streamflow.backends import open_backend, register_backend
+from streamflow.backends import choose_backend, open_backend, register_backend
 from streamflow.backends.base import Backend
 from streamflow.config import Settings
 from streamflow.errors import BackendUnavailable
@@ -62,6 +62,10 @@ def test_a_backend_is_registered_by_import_path() -> None:
     backend.close()
 
 
+def test_a_registered_name_can_be_chosen() -> None:
+    assert choose_backend("mirror") == ("mirror", None)
+
+
 @pytest.mark.parametrize("name", ["auto", ""])
 def test_some_names_are_not_for_backends(name: str) -> None:
     with pytest.raises(ValueError, match="cannot be named"):
@@ -70,4 +74,4 @@ def test_some_names_are_not_for_backends(name: str) -> None:
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(BackendUnavailable, match="mirror"):
-        open_backend("nonesuch", 0, Settings(), None)
+        choose_backend("nonesuch")

@@ -105,9 +105,9 @@ def compile_cubin(
         cache = None
     key = _cache_key(nvrtc, source, name, flags)
     if cache is not None:
-        cubin = cache.get(key)
-        if cubin is not None:
-            return cubin
+        found: bytes | None = cache.get(key)
+        if found is not None:
+            return found
     cubin = _compile(nvrtc, source, name, flags)
     if cache is not None:
         with suppress(OSError):  # full or read-only by now: the result is good all the same

@@ -271,10 +271,10 @@ class CudaBackend:
         handle = self._streams[stream]
         for step in plan_fill(dst, pattern, count):
             if isinstance(step, Row):
-                (error,) = _SETS[step.width](step.address, step.value, step.count, handle)
+                (error,) = _SETS[step.width](step.address, step.value, step.num_values, handle)
             else:
                 (error,) = driver.cuMemsetD2D32Async(
-                    step.address, step.pitch, step.value, 1, step.count, handle
+                    step.address, step.pitch, step.value, 1, step.num_values, handle
                 )
             if error:
                 raise DriverCallError(error, "cuMemset")

@@ -13,21 +13,21 @@ __all__ = ["Column", "Row", "narrowed", "plan_fill"]
 
 
 class Row(NamedTuple):
-    """``count`` elements of ``width`` bytes in a row, all ``value``."""
+    """``num_values`` elements of ``width`` bytes in a row, all ``value``."""
 
     address: int
     width: int
     value: int
-    count: int
+    num_values: int
 
 
 class Column(NamedTuple):
-    """``count`` 4-byte words, all ``value``, ``pitch`` bytes from one to the next."""
+    """``num_values`` 4-byte words, all ``value``, ``pitch`` bytes from one to the next."""
 
     address: int
     pitch: int
     value: int
-    count: int
+    num_values: int
 
 
 def narrowed(pattern: bytes, width_min: int) -> bytes:
@@ -57,8 +57,11 @@ def plan_fill(address: int, pattern: bytes, count: int) -> tuple[Row | Column, .
     ValueError
         Another width, a negative count, or an address that is not aligned.
     """
-    nbytes = len(pattern) * count
-    if len(pattern) not in (1, 2, 4, 8, 16):
+    width = len(pattern)
+    if count > 0 and width in (4, 1, 2) and not address % width:  # nearly every fill
+        return (Row(address, width, int.from_bytes(pattern, "little"), count),)
+    nbytes = width * count
+    if width not in (1, 2, 4, 8, 16):
         raise ValueError(f"a fill pattern has 1, 2, 4, 8 or 16 bytes, found {len(pattern)}")
     if count < 0:
         raise ValueError(f"a fill repeats its pattern 0 times or more, found {count}")

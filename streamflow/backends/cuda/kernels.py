@@ -68,14 +68,16 @@ class KernelLoader:
         key = _key(spec)
         with self._lock:
             turn = self._loading.setdefault(key, threading.Lock())
-        with turn:
-            kernel = self._kernels.get(key)
-            if kernel is None:
-                kernel = self._load(spec)
-                self._kernels[key] = kernel
-        with self._lock:
-            self._loading.pop(key, None)
-        return kernel
+        try:
+            with turn:
+                kernel = self._kernels.get(key)
+                if kernel is None:
+                    kernel = self._load(spec)
+                    self._kernels[key] = kernel
+                return kernel
+        finally:
+            with self._lock:
+                self._loading.pop(key, None)
 
     def clear(self) -> None:
         """Forget every kernel; modules unload as their last user goes."""

@@ -11,7 +11,7 @@ import ctypes
 import os
 import sys
 from importlib.util import find_spec
-from types import ModuleType
+from typing import Any
 
 from streamflow.errors import BackendUnavailable
 
@@ -78,7 +78,7 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _import_driver() -> ModuleType:
+def _import_driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -109,7 +109,7 @@ def _why_not_loaded(error: RuntimeError) -> str:
     ) from error
 
 
-def _refuse_old_driver(driver: ModuleType) -> None:
+def _refuse_old_driver(driver: Any) -> None:
     from cuda import bindings
 
     code, version = driver.cuDriverGetVersion()
@@ -126,7 +126,7 @@ def _refuse_old_driver(driver: ModuleType) -> None:
         )
 
 
-def _broken(driver: ModuleType, call: str, code: object) -> BackendUnavailable:
+def _broken(driver: Any, call: str, code: object) -> BackendUnavailable:
     name = getattr(code, "name", str(code))
     _, text = driver.cuGetErrorString(code)
     described = text.decode() if text else "no description"

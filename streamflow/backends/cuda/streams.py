@@ -47,12 +47,14 @@ class StreamTable:
             The stream was closed. Its handle reads as zero then, which the driver takes
             for the default stream: work must not go there unnoticed.
         """
+        # Asked first, not on a miss only: a dict finds the very same object whatever its
+        # hash has become, and would give a destroyed stream's handle.
+        if stream.is_closed:
+            raise Closed("the stream is closed")
         try:
             return self._handles[stream]
         except KeyError:
             pass
-        if stream.is_closed:
-            raise Closed("the stream is closed")
         with self._lock:
             self._prune()
             handle = self._handles[stream] = stream.handle

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from streamflow.backends.base import Backend
-from streamflow.errors import DeviceError, StreamflowError
-from streamflow.testing.contract.harness import Harness, Rig, drain
+from streamflow.errors import LaunchFailed, StreamflowError
+from streamflow.testing.contract.harness import Harness, Rig, drain, settle
 
 __all__ = ["DeviceContract", "PeerContract"]
 
@@ -64,9 +64,10 @@ class DeviceContract(Harness):
         rig.backend.set_current()
         rig.finish()
 
-    def test_translate_leaves_our_errors_alone(self, rig: Rig) -> None:
-        error = DeviceError("as it was")
-        assert rig.backend.translate(error, "doing something") is error
+    def test_translate_keeps_the_type_of_our_errors(self, rig: Rig) -> None:
+        translated = rig.backend.translate(LaunchFailed("as it was"), "doing something")
+        assert type(translated) is LaunchFailed
+        assert "as it was" in str(translated)
 
     def test_translate_says_what_was_being_done(self, rig: Rig) -> None:
         translated = rig.backend.translate(RuntimeError("odd"), "copying x")
@@ -141,6 +142,7 @@ class PeerContract(Harness):
         with self.stall(first, first.stream):
             second.stream.wait(first.mark(first.stream))
             done = second.mark(second.stream)
+            settle(second.backend)
             assert not done.is_done
         drain(second.backend, done)
 

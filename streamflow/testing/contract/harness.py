@@ -51,7 +51,8 @@ def settle(backend: Backend) -> None:
 
 def pinned_view(address: int, nbytes: int) -> Bytes:
     """Pinned memory as an array of bytes."""
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+    memory = memoryview((ctypes.c_uint8 * nbytes).from_address(address))
+    return np.frombuffer(memory, np.uint8)
 
 
 class Rig:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from streamflow.errors import OutOfDeviceMemory
-from streamflow.testing.contract.harness import Harness, Rig, drain
+from streamflow.testing.contract.harness import Harness, Rig, drain, settle
 
 __all__ = ["PoolContract"]
 
@@ -116,6 +116,7 @@ class PoolContract(Harness):
             fresh = backend.allocate(rig.pool, nbytes, other)
             backend.fill(fresh, b"\xff", nbytes, other)
             copied = rig.mark(rig.stream)
+            settle(backend)
         drain(backend, copied)
         assert (view == 0x11).all()
         backend.deallocate(fresh, other)

@@ -1,0 +1,116 @@
+"""Every test here runs on each loop; those that take ``open_device`` on each backend too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamflow as sf
+
+Main = Callable[[], Coroutine[Any, Any, Any]]
+
+
+def _asyncio(main: Main) -> Any:
+    return asyncio.run(main())
+
+
+def _uvloop(main: Main) -> Any:
+    import uvloop
+
+    return uvloop.run(main())
+
+
+def _trio(main: Main) -> Any:
+    import trio
+
+    return trio.run(main)
+
+
+@pytest.fixture(params=[_asyncio, _uvloop, _trio], ids=["asyncio", "uvloop", "trio"])
+def run(request: pytest.FixtureRequest) -> Callable[[Main], Any]:
+    """Run a coroutine function to its end on one of the loops."""
+    return request.param
+
+
+SPIN = sf.Kernel.from_source(
+    """extern "C" __global__ void spin(double seconds) {
+        long long start, now;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+        do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); }
+        while (now - start < (long long)(seconds * 1e9));
+    }""",
+    body=lambda seconds: None,
+    cost=lambda seconds: seconds,
+)
+
+
+class Opener:
+    """Opens devices of one backend and stalls their streams in the way that backend can."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+
+    def __call__(self, index: int = 0, **settings: Any) -> sf.Device:
+        settings.setdefault("sim_clock", "virtual")
+        return sf.Device(index, backend=self.backend, settings=sf.Settings(**settings))
+
+    def stall(self, dev: sf.Device, stream: sf.Stream, seconds: float = 0.3) -> Stall:
+        """Hold ``stream``: until released on the simulator, for ``seconds`` on a GPU."""
+        return Stall(dev, stream, seconds)
+
+
+class Stall:
+    def __init__(self, dev: sf.Device, stream: sf.Stream, seconds: float) -> None:
+        self._gate = dev.sim.gate(stream) if dev.backend == "sim" else None
+        if self._gate is None:
+            dev.launch(SPIN, seconds, grid=1, block=1, stream=stream, name="stall")
+
+    def release(self) -> None:
+        if self._gate is not None:
+            self._gate.release()
+
+
+@pytest.fixture(params=["sim", pytest.param("cuda", marks=pytest.mark.gpu)])
+def open_device(request: pytest.FixtureRequest) -> Opener:
+    """Open a device of one of the backends; the simulator has the virtual clock."""
+    return Opener(request.param)
+
+
+@sf.kernel(
+    """extern "C" __global__
+    void saxpy(float a, const float* x, float* y, unsigned long long n) {
+        unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+        if (i < n) y[i] += a * x[i];
+    }"""
+)
+def saxpy_kernel(a: Any, x: Any, y: Any, n: Any) -> None:
+    y[:n] += np.float32(a) * x[:n]
+
+
+@sf.kernel(
+    """extern "C" __global__ void add_one(float* y, int n) {
+        int i = blockIdx.x * blockDim.x + threadIdx.x;
+        if (i < n) y[i] += 1.0f;
+    }"""
+)
+def add_one_kernel(y: Any, n: Any) -> None:
+    y[:n] += np.float32(1)
+
+
+@pytest.fixture
+def saxpy() -> sf.Kernel:
+    return saxpy_kernel
+
+
+@pytest.fixture
+def add_one() -> sf.Kernel:
+    return add_one_kernel
+
+
+@pytest.fixture
+def spin() -> sf.Kernel:
+    return SPIN
