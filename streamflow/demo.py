@@ -19,7 +19,15 @@ from tqdm import tqdm
 
 import streamflow as sf
 
-__all__ = ["Outcome", "ink_whole", "open_picture", "photograph", "process"]
+__all__ = [
+    "Outcome",
+    "ink_whole",
+    "largest_difference",
+    "open_picture",
+    "photograph",
+    "process",
+    "save_picture",
+]
 
 Pixels: TypeAlias = np.ndarray[Any, Any]  # rows x columns x RGB
 Box: TypeAlias = tuple[slice, slice]
@@ -32,6 +40,7 @@ NUM_GRAPH_TILES = 2  # a graph of more is hard to read
 
 
 # -- what is done to a tile ------------------------------------------------------------
+
 
 @sf.kernel(
     """extern "C" __global__
@@ -194,6 +203,11 @@ def ink_whole(picture: Pixels) -> Pixels:
     return inked
 
 
+def largest_difference(one: Pixels, other: Pixels) -> int:
+    """Over all pixels and channels."""
+    return int(np.abs(one.astype(np.int16) - other).max())
+
+
 def pad(picture: Pixels) -> Pixels:
     """Repeat the outermost pixels, so that tiles at the border have a halo too."""
     return np.pad(picture, ((HALO, HALO), (HALO, HALO), (0, 0)), mode="edge")
@@ -221,3 +235,8 @@ def open_picture(path: Path) -> Pixels:
     """
     with Image.open(path) as image:
         return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+def save_picture(picture: Pixels, path: Path) -> None:
+    """Write the file; its ending chooses the format."""
+    Image.fromarray(picture).save(path)

@@ -28,6 +28,7 @@ from streamflow.runtime.op import Op
 from streamflow.runtime.stream import Lane, Stream, explicit_line
 from streamflow.runtime.transfers import Transfers
 from streamflow.scheduler.loops import current_shell
+from streamflow.scheduler.placement import least_loaded
 from streamflow.scheduler.reaper import run_orphans_blocking
 from streamflow.trace.model import Trace
 from streamflow.trace.recorder import Recorder
@@ -129,6 +130,7 @@ class Device:
     def _build(self, core: Core) -> None:
         self._transfers = Transfers(core)
         self._launcher = Launcher(core)
+        self.launch = self._launcher.launch  # type: ignore[method-assign]  # one call less
         lines = (core.h2d, core.d2h, core.free_lane, *core.compute)
         self._lanes: Mapping[str, Lane] = MappingProxyType({ln.name: Lane(ln) for ln in lines})
         self._controls = core.backend.controls()
@@ -188,14 +190,12 @@ class Device:
             After giving back what can be given back without waiting.
         """
         core = self._core
-        core.check_open()
-        dtype = checked_dtype(dtype)
-        shape = checked_shape(shape, dtype.itemsize)
-        line = explicit_line(core, stream) or self._transfers.least_loaded_lane()
-        nbytes = dtype.itemsize
-        for dim in shape:
-            nbytes *= dim
-        return self._core.memory.array(shape, dtype, nbytes, line)
+        if core.needs_check or core.shell.current() is not core.shell.key:
+            core.check_open()
+        checked = checked_dtype(dtype)
+        dims, size = checked_shape(shape, checked.itemsize)
+        line = explicit_line(core, stream) or least_loaded(core.compute)
+        return core.memory.array(dims, size, checked, line)
 
     def zeros(
         self, shape: Any, dtype: Any = np.float64, *, stream: Stream | None = None
@@ -348,15 +348,17 @@ class Device:
         LaunchFailed
             On the simulator: the kernel has no reference body.
         """
-        return self._launcher_or_raise().launch(
-            kernel, args, grid, block, shared_bytes, stream, after, name
+        self._core  # noqa: B018  (raises before the device is entered, which replaces this method)
+        return self._launcher.launch(
+            kernel,
+            *args,
+            grid=grid,
+            block=block,
+            shared_bytes=shared_bytes,
+            stream=stream,
+            after=after,
+            name=name,
         )
-
-    def _launcher_or_raise(self) -> Launcher:
-        try:
-            return self._launcher
-        except AttributeError:
-            raise Closed("enter the device first: `async with Device(...) as dev`") from None
 
     # -- streams ---------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from streamflow.errors import OutOfDeviceMemory
 from streamflow.runtime.array import Allocation, DeviceArray
-from streamflow.runtime.op import Op
+from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Memory"]
 
 _POOL_THRESHOLD_NBYTES = 2**63 - 1
+_SUBMITTED = OpState.SUBMITTED
 _NOWHERE = Timeline(0)  # has seen nothing: waits needed here are the maximal tickets
 
 
@@ -33,59 +34,67 @@ class Memory:
         self._is_open = True
 
     def array(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, line: Timeline
+        self, shape: tuple[int, ...], size: int, dtype: np.dtype[Any], line: Timeline
     ) -> DeviceArray:
         """An uninitialised array, allocated on ``line`` now; never parks, never waits.
+
+        Frees and allocations have no place in the window: the driver queues any number.
 
         Raises
         ------
         OutOfDeviceMemory
             After reaping, freeing what was dropped and trimming.
         """
-        core = self._core
+        core, nbytes = self._core, size * dtype.itemsize
         op: Op[None] = Op(core, "empty", None)
-        address = 0
-        if nbytes:
-
-            def run(stream: Any) -> int:
-                nonlocal address
-                address = self._allocate(nbytes, stream)
-                return 1
-        else:
-
-            def run(stream: Any) -> int:
-                return 0
-
         if core.instrument is not None:
-            core.tracer.op_called(op, line, (), (), ())
-            core.tracer.go(op, run, line, ())
-            if op._error is not None:
-                core.observed(op)
-                raise op._error
+            address = self._allocate_traced(op, nbytes, line)
         else:
             stream = line.stream
-            try:
-                num_calls = run(stream) + 1
-            except Exception as error:
-                raise core.lose(error, f"allocating {nbytes} bytes") from error
-            event = core.take_event()
+            address = self._allocate(nbytes, stream) if nbytes else 0
+            events = core.events
+            event = events.pop() if events else core.take_event()
             stream.record(event)
-            line.advance(op.ticket, num_calls, event)
-            core.submitted(op)
-        memory = Allocation(core, address, nbytes, op)
+            line.advance(op.ticket, 2, event)
+            core.num_submitted += 1
+            op._state = _SUBMITTED
+            if not len(line.inflight) & 63:
+                core.reap(line)
+        memory = Allocation(core, address, nbytes, op, line)
         if address:
             self.live[address] = (line, memory.root)
-        return DeviceArray(memory, memory.root, address, shape, dtype)
+        return DeviceArray(memory, memory.root, address, shape, dtype, size)
+
+    def _allocate_traced(self, op: Op[None], nbytes: int, line: Timeline) -> int:
+        core, address = self._core, 0
+
+        def run(stream: Any) -> int:
+            nonlocal address
+            if nbytes:
+                address = self._allocate(nbytes, stream)
+            return 1
+
+        core.tracer.op_called(op, line, (), (), ())
+        core.tracer.go(op, run, line, ())
+        if op._error is not None:
+            core.observed(op)
+            raise op._error
+        return address
 
     def _allocate(self, nbytes: int, stream: Any) -> int:
         backend = self._core.backend
         try:
             return backend.allocate(self.pool, nbytes, stream)
         except Exception as error:
-            core = self._core
-            refusal = core.backend.translate(error, f"allocating {nbytes} bytes")
+            refusal = self._core.lose(error, f"allocating {nbytes} bytes")
             if not isinstance(refusal, OutOfDeviceMemory):
-                raise
+                raise refusal from error
+        return self._allocate_again(nbytes, stream)
+
+    def _allocate_again(self, nbytes: int, stream: Any) -> int:
+        """Give back what can be given back without waiting, and try once more."""
+        core = self._core
+        backend = core.backend
         core.drain_dropped()
         for line in core.lines:
             core.reap(line)
@@ -93,9 +102,9 @@ class Memory:
         try:
             return backend.allocate(self.pool, nbytes, stream)
         except Exception as error:
-            refusal = core.backend.translate(error, f"allocating {nbytes} bytes")
+            refusal = core.lose(error, f"allocating {nbytes} bytes")
             if not isinstance(refusal, OutOfDeviceMemory):
-                raise
+                raise refusal from error
             info = backend.pool_info(self.pool)
             raise OutOfDeviceMemory(
                 f"asked for {nbytes} bytes; the pool holds {info.reserved_nbytes} with "
@@ -108,9 +117,50 @@ class Memory:
     ) -> Op[None]:
         """Queue the free of an allocation behind every use (rule R5)."""
         core = self._core
-        line = explicit_line(core, stream) if stream is not None else None
         self.live.pop(address, None)
         op: Op[None] = Op(core, "free", None)
+        deps: list[Ticket] = []
+        root.before_write(deps)
+        line = None
+        if stream is None and core.instrument is None and address:
+            for dep in deps:
+                if dep.position == 0:
+                    break
+            else:
+                line = self._choose(home, root, deps)
+        if line is None:
+            self._free_slowly(op, address, home, root, stream)
+            return op
+        target = line.stream
+        num_calls = 2
+        try:
+            if line is core.free_lane:
+                waits = needed_waits(line, deps)
+                for wait in waits:
+                    target.wait(wait.event)
+                if waits:
+                    line.join(waits)
+                    num_calls += len(waits)
+            core.backend.deallocate(address, target)
+            events = core.events
+            event = events.pop() if events else core.take_event()
+            target.record(event)
+        except Exception as error:
+            core.parking.submission_failed(op, error, deps)
+            return op
+        line.advance(op.ticket, num_calls, event)
+        core.num_submitted += 1
+        op._state = _SUBMITTED
+        root.last_write = op.ticket
+        if not len(line.inflight) & 63:
+            core.reap(line)
+        return op
+
+    def _free_slowly(
+        self, op: Op[None], address: int, home: Timeline, root: Region, stream: Stream | None
+    ) -> None:
+        """A free on a stream of the user's, behind parked uses, or while tracing."""
+        core = self._core
 
         def run(target: Any) -> int:
             if not address:
@@ -118,23 +168,16 @@ class Memory:
             core.backend.deallocate(address, target)
             return 1
 
-        deps: list[Ticket] = []
-        root.before_write(deps)
-        is_parked = any(dep.position == 0 for dep in deps)
-        if line is not None or is_parked:
-            core.parking.submit(
-                op,
-                run,
-                line=line or (lambda: self._line_for_free(home, root)),
-                writes=(root,),
-                is_overwrite=True,  # a failed write does not keep memory alive
-            )
-            return op
-        if core.instrument is not None:
-            core.tracer.op_called(op, home, (), (root,), ())
-        core.parking.go(op, run, self._choose(home, root, deps), deps)
-        root.record_write(op.ticket)
-        return op
+        def pick() -> Timeline:
+            return self._line_for_free(home, root)
+
+        core.parking.submit(
+            op,
+            run,
+            line=pick if stream is None else explicit_line(core, stream) or pick,
+            writes=(root,),
+            is_overwrite=True,  # a failed write does not keep memory alive
+        )
 
     def _line_for_free(self, home: Timeline, root: Region) -> Timeline:
         deps: list[Ticket] = []
@@ -147,11 +190,11 @@ class Memory:
         if len(deps) == 1 and deps[0].timeline.stream is not None:
             line = deps[0].timeline
             # Another device may have used the memory last: free on one of our own.
-            return line if line in self._core.lines else self._core.free_lane
+            return line if line.owner is self._core else self._core.free_lane
         if not deps:
             last = root.last_write
             for line in (last.timeline if last.position else home, home):
-                if line.stream is not None and line in self._core.lines:
+                if line.stream is not None and line.owner is self._core:
                     return line
         return self._core.free_lane
 

@@ -12,6 +12,7 @@ import numpy as np
 from streamflow.errors import Closed
 from streamflow.runtime.op import Op
 from streamflow.scheduler.hazards import Region
+from streamflow.scheduler.timeline import Timeline
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Allocation", "DeviceArray", "checked_dtype", "checked_shape"]
 
 _MAX_NBYTES = 2**63 - 1 - 256
+_MAX_PLAIN = 2**48  # an item count that no item size makes overflow
 
 
 class Allocation:
@@ -30,12 +32,12 @@ class Allocation:
 
     __slots__ = ("__weakref__", "address", "core", "home", "is_freed", "nbytes", "op", "root")
 
-    def __init__(self, core: Core, address: int, nbytes: int, op: Op[None]) -> None:
+    def __init__(self, core: Core, address: int, nbytes: int, op: Op[None], home: Timeline) -> None:
         self.core = core
         self.address = address
         self.nbytes = nbytes
         self.op = op
-        self.home = op.ticket.timeline
+        self.home = home
         self.root = Region(op.ticket, 0, nbytes)
         self.is_freed = False
 
@@ -82,6 +84,7 @@ class DeviceArray:
         address: int,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
+        size: int,
     ) -> None:
         self._core = memory.core
         self._memory = memory
@@ -89,7 +92,7 @@ class DeviceArray:
         self.address = address
         self.shape = shape
         self.dtype = dtype
-        self.size = size = prod(shape)
+        self.size = size
         self.nbytes = size * dtype.itemsize
         self._argument: Any = None
         self._ready: Op[Any] | None = None
@@ -134,9 +137,11 @@ class DeviceArray:
             The array was freed already, or the device is closed.
         """
         core = self._core
-        core.check_open()
-        self.check_usable()
+        if core.needs_check or core.shell.current() is not core.shell.key:
+            core.check_open()
         memory = self._memory
+        if memory.is_freed:
+            self.check_usable()
         memory.is_freed = True
         return core.memory.free(memory.address, memory.home, memory.root, stream)
 
@@ -240,13 +245,13 @@ class DeviceArray:
             region = self._region.carve(memory.root, offset, offset + nbytes)
             shape = (stop - start, *self.shape[1:])
             address = self.address + start * row_nbytes if nbytes else 0
-            parts.append(DeviceArray(memory, region, address, shape, self.dtype))
+            parts.append(DeviceArray(memory, region, address, shape, self.dtype, prod(shape)))
             start = stop
         return tuple(parts)
 
     def _over(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
         self.check_usable()
-        view = DeviceArray(self._memory, self._region, address, shape, dtype)
+        view = DeviceArray(self._memory, self._region, address, shape, dtype, prod(shape))
         view._staged = self._staged
         return view
 
@@ -283,6 +288,12 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
     TypeError
         Object and variable-size types, and date types.
     """
+    try:
+        known = _CHECKED.get(dtype)
+    except TypeError:  # not hashable: a list of fields, say
+        known = None
+    if known is not None:
+        return known
     checked: np.dtype[Any] = np.dtype(dtype)
     if checked.hasobject or checked.itemsize == 0 or checked.kind in "MmSUT":
         raise TypeError(
@@ -292,8 +303,16 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
     return checked
 
 
-def checked_shape(shape: Any, itemsize: int) -> tuple[int, ...]:
-    """``shape`` as a tuple of ints whose bytes fit an address space.
+# What users write most; np.dtype() of these costs more than the rest of a check.
+_CHECKED: dict[Any, np.dtype[Any]] = {
+    key: np.dtype(name)
+    for name in ("?", "b", "B", "h", "H", "i", "I", "q", "Q", "e", "f", "d", "F", "D")
+    for key in (np.dtype(name), np.dtype(name).type)
+}
+
+
+def checked_shape(shape: Any, itemsize: int) -> tuple[tuple[int, ...], int]:
+    """``shape`` as a tuple of ints whose bytes fit an address space, and its size.
 
     Raises
     ------
@@ -302,6 +321,8 @@ def checked_shape(shape: Any, itemsize: int) -> tuple[int, ...]:
     ValueError
         A dimension is negative, or the array has 2**63 bytes or more.
     """
+    if shape.__class__ is int and 0 <= shape <= _MAX_PLAIN:
+        return (shape,), shape
     dims = shape if isinstance(shape, (tuple, list)) else (shape,)
     if any(isinstance(n, (bool, np.bool_)) for n in dims):
         raise TypeError(f"a dimension is an integer, found a bool in {shape!r}")
@@ -310,4 +331,4 @@ def checked_shape(shape: Any, itemsize: int) -> tuple[int, ...]:
         raise ValueError(f"negative dimension in shape {checked}")
     if prod(n for n in checked if n) * itemsize > _MAX_NBYTES:
         raise ValueError(f"shape {checked} with {itemsize}-byte items has 2**63 bytes or more")
-    return checked
+    return checked, prod(checked)

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from streamflow.errors import DeviceLost
-from streamflow.runtime.op import Op
+from streamflow.runtime.op import Op, next_seq
 from streamflow.runtime.parking import Parked
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def close(core: Core) -> bool:
         if is_drained:
             is_drained = await drain(core, shielded=True, timeout_s=timeout_s)
     core.staging.stop_all()
-    core.is_closed = True
+    core.is_closed = core.needs_check = True
 
     def give_back_blocking() -> None:
         if is_drained:
@@ -117,7 +117,7 @@ async def close(core: Core) -> bool:
             errors.append(error)
         wake()
 
-    core.background.submit(core.next_seq(), give_back_blocking, done)
+    core.background.submit(next_seq(), give_back_blocking, done)
     core.schedule_turn()
     await wait(True)
     core.background.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
 from typing import Any
 
 from streamflow.backends.base import Backend
@@ -37,13 +36,10 @@ _SUBMITTED, _DONE, _FAILED, _CANCELLED = (
     OpState.FAILED,
     OpState.CANCELLED,
 )
-_next_seq = count(1).__next__  # one order over all devices: hazards compare across them
 
 
 class Core:
     """What ops, arrays and streams of one device share."""
-
-    next_seq = staticmethod(_next_seq)
 
     def __init__(self, backend: Backend, shell: Shell, settings: Settings) -> None:
         self.backend = backend
@@ -55,6 +51,7 @@ class Core:
         self.lost: DeviceLost | None = None
         self.is_loss_seen = False
         self.is_closed = False
+        self.needs_check = False  # closed, lost, or something dropped: the hot paths look closer
         self.events: list[Any] = []
         self.lines: list[Timeline] = []
         self.parking = Parking(self)
@@ -92,9 +89,13 @@ class Core:
 
     # -- checks ------------------------------------------------------------------------
 
+    def is_here(self) -> bool:
+        """Whether the caller runs on this device's loop."""
+        return self.shell.current() is self.shell.key
+
     def check_here(self) -> None:
         """Raise unless the caller runs on this device's loop."""
-        if not self.shell.is_running_here():
+        if self.shell.current() is not self.shell.key:
             raise WrongThread(
                 f"device {self.backend.index} belongs to the event loop that entered it; this "
                 "call came from another thread or loop. Open a Device of its own there"
@@ -108,15 +109,16 @@ class Core:
         if self.lost is not None:
             self.is_loss_seen = True
             raise DeviceLost(str(self.lost), suspects=self.lost.suspects) from self.lost
-        if self._dropped or self._dropped_lines:
-            self.drain_dropped()
+        self.needs_check = False
+        self.drain_dropped()
 
     # -- streams and events ----------------------------------------------------------------
 
     def make_timeline(self, name: str, *, priority: int = 0, is_ordered: bool = False) -> Timeline:
         """A new stream of the device."""
         stream = self.backend.create_stream(priority=priority)
-        line = Timeline(self.backend.stream_id(stream), stream, name, is_ordered=is_ordered)
+        uid = self.backend.stream_id(stream)
+        line = Timeline(uid, stream, name, is_ordered=is_ordered, owner=self)
         self.lines.append(line)
         return line
 
@@ -336,6 +338,7 @@ class Core:
     def post_line(self, line: Timeline) -> None:
         """Leave an explicit stream to the loop. Any thread; called by finalisers (R12)."""
         self._dropped_lines.append(line)
+        self.needs_check = True
 
     def close_line(self, line: Timeline) -> None:
         """Destroy a stream nobody submits to any more, once nothing is parked on it."""
@@ -364,6 +367,7 @@ class Core:
         """Leave a free to the loop. Any thread; called by finalisers (rule R12)."""
         if not self.is_closed:  # closing has freed everything already
             self._dropped.append((address, home, root))
+            self.needs_check = True
 
     def drain_dropped(self) -> None:
         """Submit the frees that finalisers left, and close the streams."""
@@ -393,6 +397,7 @@ class Core:
             lost = DeviceLost(str(translated), suspects=suspects)
             lost.__cause__ = error
             self.lost = translated = lost
+            self.needs_check = True
             self.staging.stop_all()
             waiting = list(self._pending)
             for op in (*unfinished, *waiting):

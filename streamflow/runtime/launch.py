@@ -13,9 +13,9 @@ from streamflow.errors import Closed
 from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.core import Core
 from streamflow.runtime.kernel import Kernel
-from streamflow.runtime.op import Op
+from streamflow.runtime.op import Op, OpState, next_seq
 from streamflow.runtime.parking import Parked
-from streamflow.runtime.stream import Stream, current_line, explicit_line
+from streamflow.runtime.stream import ENTERED, Stream, current_line, explicit_line
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.placement import choose_lane
 from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
@@ -24,6 +24,7 @@ __all__ = ["Launcher"]
 
 _MAX_CONFIGS = 1024
 _READ, _WRITE = Access.READ, Access.WRITE
+_SUBMITTED = OpState.SUBMITTED
 
 
 class _Plan:
@@ -35,6 +36,7 @@ class _Plan:
         "handle",
         "is_loading",
         "kernel",
+        "name",
         "num",
         "params",
         "parked",
@@ -43,6 +45,7 @@ class _Plan:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
+        self.name = kernel.name
         self.handle: Any = None
         self.error: BaseException | None = None
         self.is_loading = False
@@ -62,23 +65,33 @@ class Launcher:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._lanes = core.compute
+        self._launch = core.backend.launch
+        self._loop = core.shell.key
+        self._current_loop = core.shell.current
         self._plans: dict[Kernel, _Plan] = {}
 
     def launch(
         self,
         kernel: Kernel,
-        args: tuple[Any, ...],
-        grid: Any,
-        block: Any,
-        shared_nbytes: int,
-        stream: Stream | None,
-        after: Sequence[Any],
-        name: str | None,
+        *args: Any,
+        grid: Any = None,
+        block: Any = None,
+        shared_bytes: int = 0,
+        stream: Stream | None = None,
+        after: Sequence[Any] = (),
+        name: str | None = None,
     ) -> Op[None]:
-        """Check everything, then submit or park one launch."""
+        """``Device.launch``: check everything, then submit or park one launch.
+
+        The hot path of the library: one function, nothing called that can be inlined
+        (docs/explanation/performance has the figures).
+        """
         core = self._core
-        core.check_open()
-        plan = self._plans.get(kernel) or self._plan(kernel)
+        if core.needs_check or self._current_loop() is not self._loop:
+            core.check_open()
+        plan = self._plans.get(kernel)
+        if plan is None:
+            plan = self._plan(kernel)
         if len(args) != plan.num:
             raise TypeError(
                 f"kernel {kernel.name} takes {plan.num} arguments "
@@ -87,9 +100,11 @@ class Launcher:
         values: list[Any] = []
         reads: list[Region] = []
         writes: list[Region] = []
+        deps: list[Ticket] = []
         largest = 0
+        is_plain = not after and plan.handle is not None and core.instrument is None
         is_overwrite = True
-        for value, (convert, dtype, access) in zip(args, plan.params, strict=True):
+        for value, (convert, dtype, access) in zip(args, plan.params):  # noqa: B905 (checked)
             if convert is not None:
                 values.append(convert(value))
                 continue
@@ -104,75 +119,98 @@ class Launcher:
             values.append(value.argument() if argument is None else argument)
             if value.size > largest:
                 largest = value.size
+            region = value._region
+            last = region.last_write
+            if last.failure is not None or region.overlapping:
+                is_plain = False
+            elif last.position == 0 or last.position > last.timeline.watermark:
+                deps.append(last)
             if access is _READ:
-                reads.append(value._region)
+                reads.append(region)
             else:
-                writes.append(value._region)
+                writes.append(region)
+                if region.reads:
+                    region.before_write(deps)
                 if access is not _WRITE or not value.is_whole_region:
                     is_overwrite = False
-        if grid is None and block is None and not shared_nbytes:
+        if grid is None and block is None and not shared_bytes:
             config = plan.sizes.get(largest)
             if config is None:
                 config = plan.sizes[largest] = self._default_config(plan, largest)
         else:
-            config = self._config(plan, grid, block, shared_nbytes, largest)
-        line = current_line(core) if stream is None else explicit_line(core, stream)
-        op: Op[None] = Op(core, "launch", name or kernel.name)
-        handle = plan.handle
-
-        # The fast way: no parking, no tracing, nothing failed.
-        if handle is not None and config is not _EMPTY and not after and core.instrument is None:
-            deps: list[Ticket] = []
-            is_clean = True
-            for region in reads:
-                last = region.last_write
-                if last.failure is not None or region.overlapping:
-                    is_clean = False
-                elif last.position == 0 or last.position > last.timeline.watermark:
-                    deps.append(last)
-            for region in writes:
-                last = region.last_write
-                if last.failure is not None or region.overlapping:
-                    is_clean = False
-                elif region.reads:
-                    region.before_write(deps)
-                elif last.position == 0 or last.position > last.timeline.watermark:
-                    deps.append(last)
+            config = self._config(plan, grid, block, shared_bytes, largest)
+        if stream is not None:
+            line = explicit_line(core, stream)
+        else:
+            line = current_line(core) if ENTERED.get() else None
+        op: Op[None] = Op(core, "launch", plan.name if name is None else name)
+        if is_plain and config is not _EMPTY:
             for dep in deps:
                 if dep.position == 0:
-                    is_clean = False
-                    break
-            if is_clean:
+                    break  # parked: so is this op
+            else:
                 if line is None:
                     line = choose_lane(self._lanes, deps)
-                if line.parked_tail is None and core.parking.has_room(line):
+                if line.parked_tail is None and (
+                    # The parking looks closer at a full window, and retires now and then.
+                    (
+                        line.position - line.watermark < core.window
+                        and not line.waiting
+                        and len(line.inflight) & 63
+                    )
+                    or core.parking.has_room(line)
+                ):
+                    self._go(op, line, deps, plan.handle, config, values)
                     ticket = op.ticket
-                    target = line.stream
-                    try:
-                        num_calls = 2
-                        if deps:
-                            waits = needed_waits(line, deps)
-                            if waits:
-                                for wait in waits:
-                                    target.wait(wait.event)
-                                line.join(waits)
-                                num_calls += len(waits)
-                        core.backend.launch(target, config, handle, *values)
-                        event = core.events.pop() if core.events else core.take_event()
-                        target.record(event)
-                    except Exception as error:
-                        core.parking.submission_failed(op, error, deps)
-                    else:
-                        line.advance(ticket, num_calls, event)
-                        core.submitted(op)
                     for region in reads:
                         region.record_read(ticket)
                     for region in writes:
-                        region.record_write(ticket)
+                        region.last_write = ticket
+                        if region.reads:
+                            region.reads = []
                     return op
-
         self._submit(op, plan, config, values, reads, writes, line, after, is_overwrite)
         return op
+
+    def _go(
+        self,
+        op: Op[None],
+        line: Timeline,
+        deps: list[Ticket],
+        handle: Any,
+        config: Any,
+        values: list[Any],
+    ) -> None:
+        """:meth:`Parking.go` for a launch that nothing holds back."""
+        core = self._core
+        stream = line.stream
+        num_calls = 2
+        try:
+            for dep in deps:
+                if dep.timeline is not line:
+                    waits = needed_waits(line, deps)
+                    for wait in waits:
+                        stream.wait(wait.event)
+                    if waits:
+                        line.join(waits)
+                        num_calls += len(waits)
+                    break
+            self._launch(stream, config, handle, *values)
+            events = core.events
+            event = events.pop() if events else core.take_event()
+            stream.record(event)
+        except Exception as error:
+            core.parking.submission_failed(op, error, deps)
+            return
+        line.position = position = line.position + num_calls
+        ticket = op.ticket
+        ticket.timeline = line
+        ticket.position = position
+        ticket.seen = line.clock
+        ticket.event = event
+        line.inflight.append(ticket)
+        core.num_submitted += 1
+        op._state = _SUBMITTED
 
     # -- the general way ------------------------------------------------------------------
 
@@ -247,7 +285,7 @@ class Launcher:
                 core.parking.ready(waiting)
 
         backend, spec = core.backend, plan.kernel.spec
-        core.background.submit(core.next_seq(), lambda: backend.load_kernel_blocking(spec), done)
+        core.background.submit(next_seq(), lambda: backend.load_kernel_blocking(spec), done)
         core.schedule_turn()
 
     # -- geometry -----------------------------------------------------------------------------

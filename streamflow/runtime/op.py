@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from enum import Enum
+from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from streamflow.errors import OpCancelled
-from streamflow.scheduler.timeline import Ticket
+from streamflow.scheduler.timeline import Ticket, Timeline
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["Op", "OpState"]
 
 T = TypeVar("T")
+
+next_seq = count(1).__next__
+"""One order of ops over all devices: hazards compare across them."""
 
 
 class OpState(Enum):
@@ -90,7 +94,7 @@ class Op(Generic[T]):
         self._core = core
         self.kind = kind
         self.label = label
-        self.ticket = Ticket(core.next_seq(), self)
+        self.ticket = Ticket(next_seq(), self)
         self._state = _PARKED
         self._rare: _Rare | None = None
         self._result: Any = None
@@ -111,11 +115,14 @@ class Op(Generic[T]):
     @property
     def stream(self) -> str | None:
         """The name of the lane or stream; None while no lane has been picked."""
-        return self.ticket.timeline.name if self.ticket.position else None
+        if self.ticket.position:
+            return self.ticket.timeline.name
+        line = self._rare.parked.line if self._rare and self._rare.parked else None
+        return line.name if isinstance(line, Timeline) else None
 
     def done(self) -> bool:
         """Whether the op has ended. Looks at the device; never blocks."""
-        if self._state is _SUBMITTED and self._core.shell.is_running_here():
+        if self._state is _SUBMITTED and self._core.is_here():
             self._core.reap(self.ticket.timeline)
         return self._state in _FINAL
 

@@ -13,10 +13,10 @@ from streamflow.scheduler.timeline import Timeline, needed_waits
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
-__all__ = ["Lane", "Stream", "current_line", "explicit_line"]
+__all__ = ["ENTERED", "Lane", "Stream", "current_line", "explicit_line"]
 
-# Every `with stream:` of this task that has not been left, outermost first.
-_ENTERED: ContextVar[tuple[Stream, ...]] = ContextVar("streamflow_entered_streams", default=())
+ENTERED: ContextVar[tuple[Stream, ...]] = ContextVar("streamflow_entered_streams", default=())
+"""Every ``with stream:`` of this task that has not been left, outermost first."""
 
 
 class Lane:
@@ -136,7 +136,7 @@ class Stream:
 
     def __enter__(self) -> Stream:
         self._check_open()
-        _ENTERED.set((*_ENTERED.get(), self))
+        ENTERED.set((*ENTERED.get(), self))
         return self
 
     def __exit__(
@@ -147,11 +147,11 @@ class Stream:
     ) -> None:
         # Take out our own entry wherever it stands: exits may come out of order, and a
         # generator may be closed in a context that never entered it.
-        entered = list(_ENTERED.get())
+        entered = list(ENTERED.get())
         for place in reversed(range(len(entered))):
             if entered[place] is self:
                 del entered[place]
-                _ENTERED.set(tuple(entered))
+                ENTERED.set(tuple(entered))
                 return
 
     async def __aenter__(self) -> Stream:
@@ -185,7 +185,7 @@ class Stream:
 
 def current_line(core: Core) -> Timeline | None:
     """The timeline of the task's innermost ``with stream:`` of this device."""
-    for stream in reversed(_ENTERED.get()):
+    for stream in reversed(ENTERED.get()):
         if stream._core is core and not stream.is_closed:
             return stream._line
     return None

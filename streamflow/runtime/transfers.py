@@ -15,7 +15,7 @@ from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.parking import Parked, Run
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.scheduler.hazards import Region, add_unpassed
-from streamflow.scheduler.placement import choose_lane, least_loaded
+from streamflow.scheduler.placement import choose_lane
 from streamflow.scheduler.timeline import Ticket, Timeline
 
 __all__ = ["Transfers", "host_array"]
@@ -49,7 +49,7 @@ class Transfers:
         line = explicit_line(core, stream) or self._h2d
         tickets = core.after_tickets(after)
         if out is None:
-            out = self._memory.array(array.shape, array.dtype, array.nbytes, line)
+            out = self._memory.array(array.shape, array.size, array.dtype, line)
         else:
             self.check_array(out)
             check_same(out.shape, out.dtype, array.shape, array.dtype)
@@ -353,10 +353,6 @@ class Transfers:
             array.is_whole_region,
         )(core, run)
         return op
-
-    def least_loaded_lane(self) -> Timeline:
-        """The compute lane for an allocation whose use is not known yet."""
-        return least_loaded(self._compute)
 
     def check_array(self, array: Any, *, other_device: bool = False) -> None:
         """Raise unless ``array`` is a live array that this device may use."""

@@ -18,8 +18,8 @@ class Shell(Protocol):
     key: object
     """Equal for devices of one loop; unequal otherwise (rule R11)."""
 
-    def is_running_here(self) -> bool:
-        """Whether the calling thread is running this very loop now."""
+    current: Callable[[], object | None]
+    """The loop that runs the calling thread, comparable with :attr:`key`; None if none does."""
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` in the next turn. Loop thread only."""
@@ -42,16 +42,11 @@ class AsyncioShell:
         import asyncio
 
         self._asyncio = asyncio
-        self._get_running_loop = asyncio.get_running_loop
         self._loop = asyncio.get_running_loop()
         self.key: object = self._loop
+        # The C function behind get_running_loop(): it answers None where that would raise.
+        self.current: Callable[[], object | None] = asyncio._get_running_loop
         self.call_soon: Callable[[Callable[[], None]], Any] = self._loop.call_soon
-
-    def is_running_here(self) -> bool:
-        try:
-            return self._get_running_loop() is self._loop
-        except RuntimeError:
-            return False
 
     def call_soon_threadsafe(self, callback: Callable[[], None]) -> bool:
         try:
@@ -94,11 +89,12 @@ class TrioShell:
         self._token = trio.lowlevel.current_trio_token()
         self.key: object = self._token
 
-    def is_running_here(self) -> bool:
+    def current(self) -> object | None:
         try:
-            return self._trio.lowlevel.current_trio_token() is self._token
+            token: object = self._trio.lowlevel.current_trio_token()
         except RuntimeError:
-            return False
+            return None
+        return token
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self.call_soon_threadsafe(callback)

@@ -27,6 +27,8 @@ def least_loaded(lanes: Sequence[Timeline]) -> Timeline:
     """The lane with the fewest driver calls outstanding; the first of equals."""
     best = lanes[0]
     load = best.position - best.watermark
+    if not load:
+        return best
     for lane in lanes:
         outstanding = lane.position - lane.watermark
         if outstanding < load:

@@ -46,6 +46,7 @@ class Timeline:
         "inflight",
         "is_ordered",
         "name",
+        "owner",
         "parked_tail",
         "position",
         "stream",
@@ -56,9 +57,16 @@ class Timeline:
     )
 
     def __init__(
-        self, uid: int, stream: Any = None, name: str = "", *, is_ordered: bool = False
+        self,
+        uid: int,
+        stream: Any = None,
+        name: str = "",
+        *,
+        is_ordered: bool = False,
+        owner: object = None,
     ) -> None:
         self.uid = uid
+        self.owner = owner  # the device; streams of several may depend on each other
         self.stream = stream
         self.name = name
         self.is_ordered = is_ordered  # explicit streams keep program order; lanes do not (R3)

@@ -1,0 +1,171 @@
+"""The ``streamflow`` command.
+
+Exit codes: 0 all went well; 1 the work failed, or its result is wrong; 2 a mistake in the
+command line or the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import streamflow as sf
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.table import Table
+except ModuleNotFoundError as missing:
+    # Here and not in main(): the decorators below need typer.
+    raise SystemExit(
+        f"the streamflow command needs the package {missing.name}: "
+        "pip install 'streamflow-cuda[cli]'"
+    ) from None
+
+if TYPE_CHECKING:
+    from streamflow.demo import Outcome
+
+__all__ = ["app", "main"]
+
+TOLERANCE = 1  # of 255: a device may round the last bit its own way
+
+app = typer.Typer(
+    name="streamflow",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # a traceback that is shown is a bug of ours: show it plainly
+)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@app.callback()
+def streamflow() -> None:
+    """An async task-graph runtime for CUDA, and its simulator."""
+
+
+class Backend(StrEnum):
+    auto = "auto"
+    sim = "sim"
+    cuda = "cuda"
+
+
+class Clock(StrEnum):
+    wall = "wall"
+    virtual = "virtual"
+
+
+@app.command(
+    epilog="Example: streamflow demo --input photo.jpg --output inked --tile 512 --depth 3"
+)
+def demo(
+    input: Annotated[  # noqa: A002  (the option's name)
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="A picture. Default: a photograph that comes with scikit-image, enlarged.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(file_okay=False, help="Where to write; made if it is missing.")
+    ] = Path("demo-output"),
+    backend: Annotated[
+        Backend, typer.Option(help="auto: CUDA where there is a GPU, else the simulator.")
+    ] = Backend.auto,
+    tile: Annotated[int, typer.Option(min=16, max=8192, help="Pixels along a tile's side.")] = 256,
+    depth: Annotated[
+        int, typer.Option(min=1, max=256, help="Tiles on their way at once; bounds the memory.")
+    ] = 4,
+    clock: Annotated[
+        Clock | None,
+        typer.Option(
+            help="Of the simulator. wall: kernels take as long as their NumPy bodies on this "
+            "machine; virtual: as long as a model of a GPU says.  [default: wall]"
+        ),
+    ] = None,
+) -> None:
+    """Stream a picture through the device in tiles, with the copies under the kernels.
+
+    Every tile is copied in, blurred, has its edges drawn in ink, and is copied out. Writes
+    picture.png, and the graph of the first tiles as graph.dot and graph.mmd. Fails if the
+    picture is not what NumPy makes of it.
+    """
+    try:
+        from streamflow import demo as work
+
+        picture = work.photograph() if input is None else work.open_picture(input)
+    except ModuleNotFoundError as missing:
+        _fail(f"the demo needs the package {missing.name}: pip install 'streamflow-cuda[demo]'")
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="--input") from None
+    try:
+        settings = sf.Settings.from_environment(**({"sim_clock": clock.value} if clock else {}))
+    except ValueError as error:
+        _fail(str(error), code=2)
+
+    async def process() -> Outcome:
+        async with sf.Device(0, backend=backend.value, settings=settings) as dev:
+            return await work.process(picture, dev, tile=tile, depth=depth)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", sf.SimulatorWarning)  # the summary says so
+            outcome = asyncio.run(process())
+    except sf.StreamflowError as error:
+        _fail(str(error))
+    difference = work.largest_difference(outcome.picture, work.ink_whole(picture))
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        work.save_picture(outcome.picture, output / "picture.png")
+        outcome.graph.save(output / "graph.dot")
+        outcome.graph.save(output / "graph.mmd")
+    except OSError as error:
+        raise typer.BadParameter(str(error), param_hint="--output") from None
+    _print_outcome(outcome, output, settings.sim_clock, difference)
+    if difference > TOLERANCE:
+        _fail("the picture is not what NumPy makes of it")
+
+
+def _print_outcome(outcome: Outcome, output: Path, sim_clock: str, difference: int) -> None:
+    rows, columns, _ = outcome.picture.shape
+    copies = [op for op in outcome.trace.ops if op.engine in ("h2d", "d2h")]
+    moved_nbytes = sum(op.nbytes for op in copies)
+    backend = outcome.backend
+    if outcome.why_simulated is not None:
+        backend += f", since {outcome.why_simulated}"
+    if outcome.backend != "sim":
+        times = "measured on the device"
+    elif sim_clock == "wall":
+        times = "kernels took as long as NumPy did here; not a GPU's times"
+    else:
+        times = "as the simulator models a GPU; nothing was measured"
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in (
+        ("backend", backend),
+        ("device", outcome.device_name),
+        ("picture", f"{columns} x {rows} pixels, {outcome.num_tiles} tiles"),
+        ("ops", f"{len(outcome.trace.ops)}, {len(copies)} of them copies"),
+        ("moved", f"{moved_nbytes / 1e6:.1f} MB"),
+        ("memory", f"{outcome.peak_nbytes / 1e6:.1f} MB of the device at most"),
+        ("host time", f"{outcome.host_s:.3f} s"),
+        ("device time", f"{outcome.trace.overlap()}\n({times})"),
+        ("difference", f"{difference} of 255 at most, from NumPy on the whole picture"),
+        *(("written", str(output / name)) for name in ("picture.png", "graph.dot", "graph.mmd")),
+    ):
+        table.add_row(name, value)
+    Console(markup=False, highlight=False, emoji=False).print(table)
+
+
+def _fail(message: str, *, code: int = 1) -> NoReturn:
+    typer.echo(f"streamflow: {message}", err=True)
+    raise typer.Exit(code)
