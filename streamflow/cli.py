@@ -35,6 +35,7 @@ TOLERANCE = 1  # of 255: a device may round the last bit its own way
 app = typer.Typer(
     name="streamflow",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     add_completion=False,
     pretty_exceptions_enable=False,  # a traceback that is shown is a bug of ours: show it plainly
 )
@@ -142,11 +143,11 @@ def _print_outcome(outcome: Outcome, output: Path, sim_clock: str, difference: i
     if outcome.why_simulated is not None:
         backend += f", since {outcome.why_simulated}"
     if outcome.backend != "sim":
-        times = "measured on the device"
+        source = "measured on the device"
     elif sim_clock == "wall":
-        times = "kernels took as long as NumPy did here; not a GPU's times"
+        source = "kernels took as long as NumPy does here: not a GPU's times"
     else:
-        times = "as the simulator models a GPU; nothing was measured"
+        source = "as the simulator models a GPU: nothing was measured"
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -158,8 +159,9 @@ def _print_outcome(outcome: Outcome, output: Path, sim_clock: str, difference: i
         ("moved", f"{moved_nbytes / 1e6:.1f} MB"),
         ("memory", f"{outcome.peak_nbytes / 1e6:.1f} MB of the device at most"),
         ("host time", f"{outcome.host_s:.3f} s"),
-        ("device time", f"{outcome.trace.overlap()}\n({times})"),
-        ("difference", f"{difference} of 255 at most, from NumPy on the whole picture"),
+        ("device time", source),
+        ("", str(outcome.trace.overlap())),
+        ("difference", f"{difference} of 255 at most, from the whole picture done in NumPy"),
         *(("written", str(output / name)) for name in ("picture.png", "graph.dot", "graph.mmd")),
     ):
         table.add_row(name, value)

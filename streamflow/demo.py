@@ -33,7 +33,7 @@ Pixels: TypeAlias = np.ndarray[Any, Any]  # rows x columns x RGB
 Box: TypeAlias = tuple[slice, slice]
 
 BLUR = (1, 4, 6, 4, 1)
-STRENGTH = 1 / 85  # a step of 85 grey levels between neighbours, of 255, is drawn in black
+STRENGTH = 1 / 120  # an edge that Sobel gives 120, with grey levels up to 255, is black
 HALO = 3  # pixels around a tile that its own depend on: two for the blur, one for the edges
 ENLARGED = 4
 NUM_GRAPH_TILES = 2  # a graph of more is hard to read
@@ -161,11 +161,11 @@ async def process(picture: Pixels, dev: sf.Device, *, tile: int, depth: int) -> 
         How many tiles may be on their way at once; bounds the memory.
     """
     padded = pad(picture)
+    num_rows, num_columns, _ = picture.shape
     boxes = [
-        (slice(row, min(row + tile, picture.shape[0])), slice(left, min(left + tile, width)))
-        for width in (picture.shape[1],)
-        for row in range(0, picture.shape[0], tile)
-        for left in range(0, width, tile)
+        (slice(top, min(top + tile, num_rows)), slice(left, min(left + tile, num_columns)))
+        for top in range(0, num_rows, tile)
+        for left in range(0, num_columns, tile)
     ]
     # The first tiles by themselves, for a graph that can be read. The kernels are compiled here.
     with dev.trace() as graph:

@@ -98,7 +98,7 @@ class Staging:
         self._workers = workers
         self._nbytes = {True: in_nbytes, False: out_nbytes}
         self._num = num
-        self._idle: dict[bool, list[_Channel]] = {True: [], False: []}
+        self._idle: dict[bool, deque[_Channel]] = {True: deque(), False: deque()}
         self._made: dict[bool, int] = {True: 0, False: 0}
         self._waiting: dict[bool, deque[StagingJob]] = {True: deque(), False: deque()}
         self._active: set[StagingJob] = set()
@@ -135,7 +135,7 @@ class Staging:
             channels: list[_Channel] = []
             while len(channels) < wanted and (idle or self._made[is_in] < self._num):
                 if idle:
-                    channels.append(idle.pop())
+                    channels.append(idle.popleft())
                 else:
                     channels.append(_Channel(self._backend, nbytes))
                     self._made[is_in] += 1

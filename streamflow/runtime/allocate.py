@@ -74,7 +74,7 @@ class Memory:
                 address = self._allocate(nbytes, stream)
             return 1
 
-        core.tracer.op_called(op, line, (), (), ())
+        core.tracer.op_called(op, (), (), ())
         core.tracer.go(op, run, line, ())
         if op._error is not None:
             core.observed(op)
@@ -168,8 +168,8 @@ class Memory:
             core.backend.deallocate(address, target)
             return 1
 
-        def pick() -> Timeline:
-            return self._line_for_free(home, root)
+        def pick(deps: list[Ticket]) -> Timeline:
+            return self._choose(home, root, deps)
 
         core.parking.submit(
             op,
@@ -178,11 +178,6 @@ class Memory:
             writes=(root,),
             is_overwrite=True,  # a failed write does not keep memory alive
         )
-
-    def _line_for_free(self, home: Timeline, root: Region) -> Timeline:
-        deps: list[Ticket] = []
-        root.before_write(deps)
-        return self._choose(home, root, [dep for dep in deps if dep.position])
 
     def _choose(self, home: Timeline, root: Region, deps: list[Ticket]) -> Timeline:
         if len(deps) > 1:

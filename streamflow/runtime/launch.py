@@ -228,7 +228,6 @@ class Launcher:
     ) -> None:
         core = self._core
         tickets = core.after_tickets(after) if after else ()
-        inputs = [region.last_write for region in (*reads, *writes)]
 
         def run(stream: Any) -> int:
             if config is _EMPTY:
@@ -244,7 +243,7 @@ class Launcher:
         parked = core.parking.submit(
             op,
             run,
-            line=line or (lambda: choose_lane(self._lanes, inputs)),
+            line=line or (lambda deps: choose_lane(self._lanes, deps)),
             reads=reads,
             writes=writes,
             after=tickets,

@@ -19,10 +19,13 @@ from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
-__all__ = ["Parked", "Parking", "Run"]
+__all__ = ["Parked", "Parking", "PickLine", "Run"]
 
 Run = Callable[[Any], int]
 """Makes the driver calls of an op on a backend stream; returns how many they were."""
+
+PickLine = Callable[[list[Ticket]], Timeline]
+"""Picks a lane, at the moment of submission, from what the op comes after."""
 
 _REAP_EVERY = 64
 
@@ -44,7 +47,7 @@ class Parked:
     def __init__(
         self,
         op: Op[Any],
-        line: Timeline | Callable[[], Timeline],
+        line: Timeline | PickLine,
         run: Run,
         deps: list[Ticket],
         sources: list[Ticket],
@@ -72,7 +75,7 @@ class Parking:
         op: Op[Any],
         run: Run,
         *,
-        line: Timeline | Callable[[], Timeline],
+        line: Timeline | PickLine,
         reads: Sequence[Region] = (),
         writes: Sequence[Region] = (),
         after: Sequence[Ticket] = (),
@@ -113,7 +116,7 @@ class Parking:
                     other.last_write for other in region.overlapping if other.last_write.is_parked
                 )
         if self._core.instrument is not None:
-            self._core.tracer.op_called(op, line, reads, writes, after)
+            self._core.tracer.op_called(op, reads, writes, after)
         parked = None
         if not self._fails_upstream(op, sources, deps):
             parked = self._go_or_park(op, run, line, deps, sources, num_needs)
@@ -158,7 +161,7 @@ class Parking:
         self,
         op: Op[Any],
         run: Run,
-        line: Timeline | Callable[[], Timeline],
+        line: Timeline | PickLine,
         deps: list[Ticket],
         sources: list[Ticket],
         num_needs: int,
@@ -166,7 +169,7 @@ class Parking:
         blockers = [dep for dep in deps if dep.position == 0]
         tail = line.parked_tail if isinstance(line, Timeline) else None
         if not (blockers or num_needs or tail is not None):
-            target = line if isinstance(line, Timeline) else line()
+            target = line if isinstance(line, Timeline) else line(self.flattened(deps))
             if self.has_room(target):
                 self.go(op, run, target, deps)
                 return None
@@ -192,7 +195,9 @@ class Parking:
         if self._core.lost is not None:
             return  # losing the device has failed every parked op already
         if not self._fails_upstream(op, parked.sources, parked.deps):
-            line = parked.line if isinstance(parked.line, Timeline) else parked.line()
+            line = parked.line
+            if not isinstance(line, Timeline):
+                line = line(self.flattened(parked.deps))
             if not self.has_room(line):
                 parked.line = line
                 self._wait_for_room(parked, line)

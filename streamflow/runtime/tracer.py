@@ -71,7 +71,6 @@ class Tracer:
     def op_called(
         self,
         op: Op[Any],
-        line: Timeline | Callable[[], Timeline],
         reads: Sequence[Region],
         writes: Sequence[Region],
         after: Sequence[Ticket],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from streamflow.memory.staging import StagingJob
 from streamflow.runtime.array import DeviceArray, checked_dtype
 from streamflow.runtime.core import Core
 from streamflow.runtime.op import Op, OpState
-from streamflow.runtime.parking import Parked, Run
+from streamflow.runtime.parking import Parked, PickLine, Run
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.placement import choose_lane
@@ -280,8 +280,7 @@ class Transfers:
         dst_core, src_core = dst._core, src._core
         if abs(to - origin) < nbytes and to != origin and dst._memory is src._memory:
             raise ValueError("copy between overlapping parts of one array")
-        inputs = [src._region.last_write]
-        line = explicit_line(core, stream) or (lambda: choose_lane(self._compute, inputs))
+        line = explicit_line(core, stream) or (lambda deps: choose_lane(self._compute, deps))
         op: Op[Any] = Op(core, "copy", None)
         reads, writes = (src._region,), (dst._region,)
         _Submission(op, line, reads, writes, core.after_tickets(after), dst.is_whole_region)(
@@ -342,11 +341,10 @@ class Transfers:
             backend.fill(address, pattern, count, target)
             return 1
 
-        inputs = [array._region.last_write]
         op: Op[None] = Op(core, "fill", None)
         _Submission(
             op,
-            line or (lambda: choose_lane(self._compute, inputs)),
+            line or (lambda deps: choose_lane(self._compute, deps)),
             (),
             (array._region,),
             (),
@@ -376,7 +374,7 @@ class _Submission:
     def __init__(
         self,
         op: Op[Any],
-        line: Timeline | Callable[[], Timeline],
+        line: Timeline | PickLine,
         reads: Sequence[Region],
         writes: Sequence[Region],
         after: Sequence[Ticket],

@@ -18,8 +18,8 @@ class Shell(Protocol):
     key: object
     """Equal for devices of one loop; unequal otherwise (rule R11)."""
 
-    current: Callable[[], object | None]
-    """The loop that runs the calling thread, comparable with :attr:`key`; None if none does."""
+    def current(self) -> object | None:
+        """The loop that runs the calling thread, to compare with :attr:`key`, or None."""
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` in the next turn. Loop thread only."""
