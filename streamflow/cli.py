@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -108,9 +109,11 @@ def demo(
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="--input") from None
     try:
-        settings = sf.Settings.from_environment(**({"sim_clock": clock.value} if clock else {}))
+        settings = sf.Settings.from_environment()
     except ValueError as error:
         _fail(str(error), code=2)
+    if clock is not None:
+        settings = replace(settings, sim_clock=clock.value)
 
     async def process() -> Outcome:
         async with sf.Device(0, backend=backend.value, settings=settings) as dev:
@@ -157,7 +160,7 @@ def _print_outcome(outcome: Outcome, output: Path, sim_clock: str, difference: i
         ("picture", f"{columns} x {rows} pixels, {outcome.num_tiles} tiles"),
         ("ops", f"{len(outcome.trace.ops)}, {len(copies)} of them copies"),
         ("moved", f"{moved_nbytes / 1e6:.1f} MB"),
-        ("memory", f"{outcome.peak_nbytes / 1e6:.1f} MB of the device at most"),
+        ("memory", f"the pool grew to {outcome.pool_nbytes / 1e6:.1f} MB"),
         ("host time", f"{outcome.host_s:.3f} s"),
         ("device time", source),
         ("", str(outcome.trace.overlap())),

@@ -1,6 +1,6 @@
 """The demonstration: a picture streamed through a GPU in tiles, the copies under the kernels.
 
-``streamflow demo`` runs it, and it is meant to be read. :func:`submit` is all that happens to
+``streamflow demo`` runs it, and it is meant to be read. :func:`submit_tile` is all that happens to
 one tile; nothing says how the ops of a tile, or of several, are ordered: their data does.
 """
 
@@ -32,7 +32,6 @@ __all__ = [
 Pixels: TypeAlias = np.ndarray[Any, Any]  # rows x columns x RGB
 Box: TypeAlias = tuple[slice, slice]
 
-BLUR = (1, 4, 6, 4, 1)
 STRENGTH = 1 / 120  # an edge that Sobel gives 120, with grey levels up to 255, is black
 HALO = 3  # pixels around a tile that its own depend on: two for the blur, one for the edges
 ENLARGED = 4
@@ -61,9 +60,10 @@ void blur(const unsigned char* source, float* blurred, int rows, int columns) {
 def blur(source: Pixels, blurred: Pixels, rows: int, columns: int) -> None:
     """A 5x5 Gaussian; ``blurred`` is two pixels smaller on each side."""
     pixels = source.astype(np.float32)
-    across = sum(weight * pixels[:, x : x + columns] for x, weight in enumerate(BLUR))
-    down = sum(weight * across[y : y + rows] for y, weight in enumerate(BLUR))
-    blurred[:] = down / np.float32(256)
+    across = pixels[:, :-4] + pixels[:, 4:] + 6 * pixels[:, 2:-2]
+    across += 4 * (pixels[:, 1:-3] + pixels[:, 3:-1])
+    down = across[:-4] + across[4:] + 6 * across[2:-2] + 4 * (across[1:-3] + across[3:-1])
+    blurred[:] = down / 256
 
 
 @sf.kernel(
@@ -100,7 +100,7 @@ def ink(blurred: Pixels, inked: Pixels, strength: float, rows: int, columns: int
     inked[:] = blurred[1:-1, 1:-1] * light[:, :, np.newaxis] + np.float32(0.5)
 
 
-def submit(dev: sf.Device, source: Pixels) -> sf.Op[Pixels]:
+def submit_tile(dev: sf.Device, source: Pixels) -> sf.Op[Pixels]:
     """Send one tile with its halo through the device; returns at once.
 
     The arrays are dropped here. Each is freed on the device behind its last use.
@@ -117,7 +117,7 @@ def submit(dev: sf.Device, source: Pixels) -> sf.Op[Pixels]:
 # -- a picture of many tiles -----------------------------------------------------------
 
 
-async def stream(
+async def stream_tiles(
     dev: sf.Device, padded: Pixels, boxes: Iterable[Box], *, depth: int
 ) -> AsyncIterator[tuple[Box, Pixels]]:
     """Yield every box with its pixels, in order; at most ``depth`` tiles are on their way."""
@@ -127,7 +127,7 @@ async def stream(
             box, op = window.popleft()
             yield box, await op
         source = padded[rows.start : rows.stop + 2 * HALO, columns.start : columns.stop + 2 * HALO]
-        window.append(((rows, columns), submit(dev, source)))
+        window.append(((rows, columns), submit_tile(dev, source)))
     for box, op in window:
         yield box, await op
 
@@ -142,7 +142,7 @@ class Outcome:
     why_simulated: str | None
     num_tiles: int
     host_s: float
-    peak_nbytes: int
+    pool_nbytes: int
     trace: sf.Trace
     graph: sf.Trace
 
@@ -169,14 +169,14 @@ async def process(picture: Pixels, dev: sf.Device, *, tile: int, depth: int) -> 
     ]
     # The first tiles by themselves, for a graph that can be read. The kernels are compiled here.
     with dev.trace() as graph:
-        async for _ in stream(dev, padded, boxes[:NUM_GRAPH_TILES], depth=depth):
+        async for _ in stream_tiles(dev, padded, boxes[:NUM_GRAPH_TILES], depth=depth):
             pass
         await dev.synchronize()
 
     result = np.empty_like(picture)
     start_s = time.perf_counter()
     with dev.trace() as trace, tqdm(total=len(boxes), unit="tile", disable=None) as bar:
-        async for box, pixels in stream(dev, padded, boxes, depth=depth):
+        async for box, pixels in stream_tiles(dev, padded, boxes, depth=depth):
             result[box] = pixels
             bar.update()
         await dev.synchronize()  # the last frees too
@@ -187,7 +187,7 @@ async def process(picture: Pixels, dev: sf.Device, *, tile: int, depth: int) -> 
         why_simulated=dev.why_simulated,
         num_tiles=len(boxes),
         host_s=time.perf_counter() - start_s,
-        peak_nbytes=dev.memory.used_high_nbytes,
+        pool_nbytes=dev.memory.reserved_high_nbytes,
         trace=trace,
         graph=graph,
     )

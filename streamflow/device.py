@@ -26,7 +26,7 @@ from streamflow.runtime.kernel import Kernel
 from streamflow.runtime.launch import Launcher
 from streamflow.runtime.op import Op
 from streamflow.runtime.stream import Lane, Stream, explicit_line
-from streamflow.runtime.transfers import Transfers
+from streamflow.runtime.transfers import Transfers, fill_pattern
 from streamflow.scheduler.loops import current_shell
 from streamflow.scheduler.placement import least_loaded
 from streamflow.scheduler.reaper import run_orphans_blocking
@@ -207,6 +207,7 @@ class Device:
         self, shape: Any, value: Any, dtype: Any = np.float64, *, stream: Stream | None = None
     ) -> DeviceArray:
         """:meth:`empty`, then :meth:`fill` with ``value`` on the same stream."""
+        fill_pattern(value, checked_dtype(dtype))  # refuse before anything is allocated
         array = self.empty(shape, dtype, stream=stream)
         self._transfers.fill(
             array, value, explicit_line(self._core, stream) or array.allocation.ticket.timeline

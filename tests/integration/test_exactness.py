@@ -117,7 +117,7 @@ def test_overlap_of_equal_stages_on_the_virtual_clock(run, lanes, n):
                 await dev.get(x)
             stage_s = max(op.duration_s for op in probe.ops if op.kind in {"put", "get"})
             work = sf.Kernel.from_source(
-                "extern \"C\" __global__ void work(float* x) { x[0] += 0.f; }",
+                'extern "C" __global__ void work(float* x) { x[0] += 0.f; }',
                 body=lambda x: np.add(x, 1, out=x),
                 cost=lambda x: stage_s,
             )

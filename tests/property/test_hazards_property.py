@@ -25,9 +25,7 @@ class Done:
     edges: set[int] = field(default_factory=set)
 
     def conflicts(self, other: Done) -> bool:
-        return bool(
-            self.writes & (other.reads | other.writes) or self.reads & other.writes
-        )
+        return bool(self.writes & (other.reads | other.writes) or self.reads & other.writes)
 
 
 class Lab:

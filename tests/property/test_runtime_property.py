@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -286,10 +285,16 @@ def run_program(
     return schedule
 
 
-KINDS = (
-    ["new", "new", "step", "step", "mix", "mix", "mix", "copy", "fill", "put", "get", "get"]
-    + ["drop", "free", "with", "gate", "release", "await", "wait_for", "checkpoint"]
-)
+KINDS = ["new", "new", "step", "step", "mix", "mix", "mix", "copy", "fill", "put", "get", "get"] + [
+    "drop",
+    "free",
+    "with",
+    "gate",
+    "release",
+    "await",
+    "wait_for",
+    "checkpoint",
+]
 small = st.integers(0, 1 << 16)
 actions = st.tuples(st.sampled_from(KINDS), small, small, small)
 programs = st.integers(0, 60).flatmap(lambda n: st.lists(actions, min_size=n, max_size=n))

@@ -112,13 +112,13 @@ class SimPool:
             self._release(block)
 
     def release_to(self, keep_nbytes: int) -> None:
-        """Give blocks whose free has run back to the device, down to ``keep_nbytes``."""
+        """Give blocks whose free has run back to the device, never going below the floor."""
         if self.reserved_nbytes <= keep_nbytes:
             return
         for capacity in reversed(self._capacities):
             for stream, blocks in list(self._free[capacity].items()):
                 while blocks and blocks[0].free_position <= stream.num_done:
-                    if self.reserved_nbytes <= keep_nbytes:
+                    if self.reserved_nbytes - capacity < keep_nbytes:
                         break
                     self._release(blocks.popleft())
                 if not blocks:

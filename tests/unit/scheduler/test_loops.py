@@ -1,0 +1,236 @@
+"""The shells around asyncio, uvloop and trio keep the same promises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from streamflow.scheduler.loops import AsyncioShell, Shell, TrioShell, current_shell
+
+LOOPS: dict[str, dict[str, Any]] = {
+    "asyncio": {"backend": "asyncio"},
+    "uvloop": {"backend": "asyncio", "backend_options": {"use_uvloop": True}},
+    "trio": {"backend": "trio"},
+}
+Run = Callable[[Callable[[], Awaitable[Any]]], Any]
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Run:
+    return lambda main: anyio.run(main, **LOOPS[request.param])
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await checkpoint()
+
+
+class Waiter:
+    """A task that waits, and what became of it."""
+
+    def __init__(self, wait: Callable[[bool], Awaitable[None]], shielded: bool) -> None:
+        self._wait = wait
+        self._shielded = shielded
+        self.scope = anyio.CancelScope()
+        self.state = "waiting"
+
+    async def __call__(self) -> None:
+        with self.scope:
+            try:
+                await self._wait(self._shielded)
+            except anyio.get_cancelled_exc_class():
+                self.state = "cancelled"
+                raise
+            self.state = "woken"
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_shell_is_of_the_loop_that_runs(loop: str) -> None:
+    async def main() -> Shell:
+        return current_shell()
+
+    shell = anyio.run(main, **LOOPS[loop])
+    assert type(shell) is (TrioShell if loop == "trio" else AsyncioShell)
+
+
+def test_outside_a_loop_there_is_no_shell() -> None:
+    with pytest.raises(RuntimeError, match="asyncio or trio"):
+        current_shell()
+
+
+def test_shells_of_one_loop_have_equal_keys(run: Run) -> None:
+    async def main() -> None:
+        assert current_shell().key == current_shell().key
+
+    run(main)
+
+
+def test_shells_of_different_loops_have_different_keys(run: Run) -> None:
+    async def main() -> Shell:
+        return current_shell()
+
+    first, second = run(main), run(main)  # both alive, so no id is reused
+    assert first.key != second.key
+
+
+def test_a_shell_knows_whether_its_loop_runs_here(run: Run) -> None:
+    async def main() -> Shell:
+        shell = current_shell()
+        assert shell.is_running_here()
+        assert not await anyio.to_thread.run_sync(shell.is_running_here)
+        return shell
+
+    shell = run(main)
+    assert not shell.is_running_here()
+
+    async def elsewhere() -> bool:
+        return shell.is_running_here()
+
+    assert not run(elsewhere)
+
+
+def test_a_wake_ends_the_wait(run: Run) -> None:
+    async def main() -> None:
+        for shielded in (False, True):
+            wake, wait = current_shell().park()
+            waiter = Waiter(wait, shielded)
+            async with anyio.create_task_group() as group:
+                group.start_soon(waiter)
+                await settle()
+                assert waiter.state == "waiting"
+                wake()
+            assert waiter.state == "woken"
+
+    run(main)
+
+
+def test_a_wake_before_the_wait_is_not_lost(run: Run) -> None:
+    async def main() -> None:
+        for shielded in (False, True):
+            wake, wait = current_shell().park()
+            wake()
+            with anyio.fail_after(20):
+                await wait(shielded)
+
+    run(main)
+
+
+def test_waking_again_is_harmless(run: Run) -> None:
+    async def main() -> None:
+        wake, wait = current_shell().park()
+        waiter = Waiter(wait, False)
+        async with anyio.create_task_group() as group:
+            group.start_soon(waiter)
+            await settle()
+            wake()
+            wake()
+            await settle()
+            wake()
+        assert waiter.state == "woken"
+        await settle()
+
+    run(main)
+
+
+def test_an_unshielded_wait_is_cancelled_at_once(run: Run) -> None:
+    async def main() -> None:
+        wake, wait = current_shell().park()
+        waiter = Waiter(wait, False)
+        async with anyio.create_task_group() as group:
+            group.start_soon(waiter)
+            await settle()
+            waiter.scope.cancel()
+            await settle()
+            assert waiter.state == "cancelled"
+        wake()  # nobody waits any more
+        await settle()
+
+    run(main)
+
+
+def test_a_shielded_wait_delivers_the_cancellation_after_the_wake(run: Run) -> None:
+    async def main() -> None:
+        wake, wait = current_shell().park()
+        waiter = Waiter(wait, True)
+        async with anyio.create_task_group() as group:
+            group.start_soon(waiter)
+            await settle()
+            waiter.scope.cancel()
+            await settle()
+            assert waiter.state == "waiting"
+            wake()
+            await settle()
+            assert waiter.state == "cancelled"
+
+    run(main)
+
+
+def test_asyncio_delivers_one_of_many_cancellations_after_the_wake() -> None:
+    import asyncio
+
+    async def main() -> None:
+        wake, wait = current_shell().park()
+        task = asyncio.ensure_future(wait(True))
+        await settle()
+        for _ in range(3):
+            task.cancel()
+            await settle()
+            assert not task.done()
+        wake()
+        await settle()
+        assert task.cancelled()
+
+    asyncio.run(main())
+
+
+def test_a_wake_from_another_thread_goes_through_the_loop(run: Run) -> None:
+    async def main() -> None:
+        shell = current_shell()
+        wake, wait = shell.park()
+        thread = threading.Thread(target=shell.call_soon_threadsafe, args=(wake,))
+        thread.start()
+        with anyio.fail_after(20):
+            await wait(False)
+        thread.join()
+
+    run(main)
+
+
+def test_a_callback_runs_in_a_later_turn(run: Run) -> None:
+    async def main() -> None:
+        shell = current_shell()
+        log: list[str] = []
+        shell.call_soon(lambda: log.append("soon"))
+        assert shell.call_soon_threadsafe(lambda: log.append("threadsafe")) is not False
+        assert log == []
+        await settle()
+        assert sorted(log) == ["soon", "threadsafe"]
+
+    run(main)
+
+
+def test_callbacks_run_in_the_order_they_were_given(run: Run) -> None:
+    async def main() -> None:
+        shell = current_shell()
+        log: list[int] = []
+        for number in range(20):
+            shell.call_soon_threadsafe(lambda number=number: log.append(number))
+        await settle()
+        assert log == list(range(20))
+
+    run(main)
+
+
+def test_telling_a_loop_that_has_ended_returns_false(run: Run) -> None:
+    async def main() -> Shell:
+        return current_shell()
+
+    shell = run(main)
+    called: list[int] = []
+    assert shell.call_soon_threadsafe(lambda: called.append(1)) is False
+    assert called == []

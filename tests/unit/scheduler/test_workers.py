@@ -1,0 +1,186 @@
+"""A bounded pool whose results come back to the loop, in a fixed order where asked (R15)."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from streamflow.scheduler.workers import Workers
+
+PATIENCE_S = 20.0
+
+
+class Lab:
+    def __init__(self, num_threads: int, prepare: Callable[[], None]) -> None:
+        self._woken = threading.Semaphore(0)
+        self.workers = Workers("test", num_threads, prepare, self._woken.release)
+        self.got: list[tuple[Any, BaseException | None]] = []
+
+    def submit(self, seq: int, task: Callable[[], Any]) -> None:
+        self.workers.submit(seq, task, lambda result, error: self.got.append((result, error)))
+
+    def wait(self, num: int = 1) -> None:
+        for _ in range(num):
+            assert self._woken.acquire(timeout=PATIENCE_S), "never woken"
+
+    @property
+    def results(self) -> list[Any]:
+        return [result for result, _ in self.got]
+
+
+@pytest.fixture
+def open_lab() -> Iterator[Callable[..., Lab]]:
+    labs: list[Lab] = []
+
+    def open_one(num_threads: int = 2, prepare: Callable[[], None] = lambda: None) -> Lab:
+        labs.append(Lab(num_threads, prepare))
+        return labs[-1]
+
+    yield open_one
+    for lab in labs:
+        lab.workers.close()
+        for thread in lab.workers._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def lab(open_lab: Callable[..., Lab]) -> Lab:
+    return open_lab()
+
+
+def test_a_result_is_delivered_on_the_thread_that_asks(lab: Lab) -> None:
+    where: list[int] = []
+    lab.workers.submit(
+        1, threading.get_ident, lambda ran_on, _: where.extend((ran_on, threading.get_ident()))
+    )
+    lab.wait()
+    assert not where
+    assert lab.workers.deliver(in_order=False)
+    assert where[0] != where[1] == threading.get_ident()
+
+
+def test_delivering_nothing_says_so(lab: Lab) -> None:
+    assert not lab.workers.deliver(in_order=False)
+    assert not lab.workers.deliver(in_order=True)
+
+
+def test_an_error_is_delivered(lab: Lab) -> None:
+    error = ValueError("bad")
+
+    def task() -> None:
+        raise error
+
+    lab.submit(1, task)
+    lab.wait()
+    lab.workers.deliver(in_order=False)
+    assert lab.got == [(None, error)]
+
+
+def test_a_thread_that_cannot_be_prepared_fails_every_task(open_lab: Callable[..., Lab]) -> None:
+    error = RuntimeError("no device")
+
+    def prepare() -> None:
+        raise error
+
+    lab = open_lab(1, prepare)
+    lab.submit(1, lambda: 1)
+    lab.submit(2, lambda: 2)
+    lab.wait(2)
+    lab.workers.deliver(in_order=True)
+    assert lab.got == [(None, error), (None, error)]
+
+
+def test_each_thread_is_prepared_once(open_lab: Callable[..., Lab]) -> None:
+    prepared: list[int] = []
+    lab = open_lab(1, lambda: prepared.append(threading.get_ident()))
+    for seq in range(3):
+        lab.submit(seq, threading.get_ident)
+    lab.wait(3)
+    lab.workers.deliver(in_order=True)
+    assert lab.results == prepared * 3
+
+
+def test_no_thread_starts_before_it_is_needed(lab: Lab) -> None:
+    assert lab.workers._threads == []
+    lab.submit(1, int)
+    lab.wait()
+    lab.workers.deliver(in_order=False)
+    lab.submit(2, int)
+    lab.wait()
+    assert len(lab.workers._threads) == 1
+
+
+def test_no_more_threads_start_than_allowed(lab: Lab) -> None:
+    for seq in range(10):
+        lab.submit(seq, int)
+    lab.wait(10)
+    assert len(lab.workers._threads) == 2
+
+
+def test_results_in_order_wait_for_every_busy_worker(lab: Lab) -> None:
+    gate = threading.Event()
+    lab.submit(1, lambda: gate.wait(PATIENCE_S) and "slow")
+    lab.submit(2, lambda: "quick")
+    lab.wait()
+    assert not lab.workers.deliver(in_order=True)
+    assert lab.workers.num_undelivered == 2
+    gate.set()
+    lab.wait()
+    assert lab.workers.deliver(in_order=True)
+    assert lab.results == ["slow", "quick"]
+    assert lab.workers.num_undelivered == lab.workers.num_busy == 0
+
+
+def test_results_in_any_order_do_not_wait(lab: Lab) -> None:
+    gate = threading.Event()
+    lab.submit(1, lambda: gate.wait(PATIENCE_S) and "slow")
+    lab.submit(2, lambda: "quick")
+    lab.wait()
+    assert lab.workers.deliver(in_order=False)
+    assert lab.results == ["quick"]
+    gate.set()
+    lab.wait()
+    lab.workers.deliver(in_order=False)
+    assert lab.results == ["quick", "slow"]
+
+
+def test_what_a_result_submits_is_counted(lab: Lab) -> None:
+    lab.workers.submit(1, int, lambda *_: lab.submit(2, lambda: "second"))
+    lab.wait()
+    lab.workers.deliver(in_order=True)
+    assert lab.workers.num_undelivered == 1
+    lab.wait()
+    lab.workers.deliver(in_order=True)
+    assert lab.results == ["second"]
+
+
+def test_closing_lets_queued_tasks_finish(open_lab: Callable[..., Lab]) -> None:
+    lab = open_lab(1)
+    for seq in range(3):
+        lab.submit(seq, lambda seq=seq: seq)
+    lab.workers.close()
+    lab.wait(3)
+    lab.workers.deliver(in_order=True)
+    assert lab.results == [0, 1, 2]
+
+
+class Big:
+    pass
+
+
+def test_an_idle_worker_holds_nothing_of_its_last_task(lab: Lab) -> None:
+    big = Big()
+    gone = weakref.ref(big)
+    lab.submit(1, lambda big=big: big)
+    lab.wait()
+    lab.workers.deliver(in_order=True)
+    del big
+    lab.got.clear()
+    gc.collect()
+    assert gone() is None
