@@ -12,7 +12,14 @@ from typing import Any
 
 from streamflow.backends.base import Backend
 from streamflow.config import Settings
-from streamflow.errors import Closed, DeviceLost, StreamflowError, UpstreamFailed, WrongThread
+from streamflow.errors import (
+    Closed,
+    DeviceLost,
+    OpCancelled,
+    StreamflowError,
+    UpstreamFailed,
+    WrongThread,
+)
 from streamflow.memory.pinned import PinnedPool
 from streamflow.memory.staging import Staging
 from streamflow.runtime.allocate import Memory
@@ -153,22 +160,30 @@ class Core:
             ticket.inherited = _flattened(inherited)
         op._error = error
         self._failures[op] = None
-        state = _CANCELLED if type(error).__name__ == "OpCancelled" else _FAILED
+        state = _CANCELLED if isinstance(error, OpCancelled) else _FAILED
         self.finish(op, state)
 
     def observed(self, op: Op[Any]) -> None:
-        """Somebody has seen the failure of ``op``."""
+        """Somebody has seen the failure of ``op``, and so of every op that shares it."""
         if op._error is self.lost:
             self.is_loss_seen = True
-        self._failures.pop(op, None)
+        for other in [other for other in self._failures if other._error is op._error]:
+            del self._failures[other]
 
     def take_failures(self) -> list[BaseException]:
-        """The failures nobody has seen, root causes only; they count as seen now."""
-        failures = [op._error for op in self._failures if op._error is not None]
+        """The failures nobody has seen; they count as seen now.
+
+        Root causes only: an op that failed with its upstream says nothing new.
+        """
+        failures = dict.fromkeys(op._error for op in self._failures)
         self._failures.clear()
         return [
-            e for e in failures if not isinstance(e, UpstreamFailed) and e is not self.lost
-        ] or failures[:1]
+            error
+            for error in failures
+            if error is not None
+            and error is not self.lost
+            and not isinstance(error, (UpstreamFailed, OpCancelled))
+        ]
 
     def op_of(self, ticket: Ticket) -> Op[Any] | None:
         """The op of a ticket that has not retired, or that failed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ Image = pytest.importorskip("PIL.Image", reason="the extra 'demo' is not install
 
 from typer.testing import CliRunner, Result  # noqa: E402
 
+import streamflow as sf  # noqa: E402
 from streamflow import demo  # noqa: E402
 from streamflow.cli import app  # noqa: E402
 
@@ -83,6 +85,29 @@ def test_the_picture_is_what_numpy_makes_of_it(
     assert demo.largest_difference(written, inked_independently(picture)) <= 1
 
 
+def test_tiles_come_in_order_and_no_more_than_depth_at_once(
+    picture: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, ops, num_unfinished = demo.submit_tile, [], []
+
+    def counted(dev: sf.Device, source: np.ndarray) -> sf.Op[np.ndarray]:
+        ops.append(submit(dev, source))
+        num_unfinished.append(sum(not op.done() for op in ops))
+        return ops[-1]
+
+    async def main() -> list[demo.Box]:
+        # On the virtual clock nothing ends while the program submits.
+        settings = sf.Settings(sim_clock="virtual")
+        async with sf.Device(0, backend="sim", settings=settings) as dev:
+            tiles = demo.stream_tiles(dev, demo.pad(picture), boxes, depth=3)
+            return [box async for box, _ in tiles]
+
+    monkeypatch.setattr(demo, "submit_tile", counted)
+    boxes = [(slice(0, 75), slice(left, left + 10)) for left in range(0, 130, 10)]
+    assert asyncio.run(main()) == boxes
+    assert max(num_unfinished) == 3
+
+
 def test_the_graph_is_written_in_both_formats(picture_file: Path, tmp_path: Path) -> None:
     assert run_demo("--input", picture_file, "--output", tmp_path, "--tile", 16).exit_code == 0
     dot = (tmp_path / "graph.dot").read_text(encoding="utf-8")
@@ -134,17 +159,10 @@ def without_host_time(summary: str) -> str:
 def test_a_wrong_picture_fails(
     picture_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "ink_whole", lambda picture: demo_off_by(picture, 2))
+    monkeypatch.setattr(demo, "ink_whole", np.zeros_like)
     result = run_demo("--input", picture_file, "--output", tmp_path)
     assert result.exit_code == 1
     assert "not what NumPy makes of it" in result.stderr
-
-
-def demo_off_by(picture: np.ndarray, amount: int) -> np.ndarray:
-    blurred = np.full((picture.shape[0] + 2, picture.shape[1] + 2, 3), 0, np.float32)
-    inked = np.empty_like(picture)
-    demo.ink(blurred, inked, demo.STRENGTH, *picture.shape[:2])
-    return inked + np.uint8(amount)
 
 
 @pytest.mark.parametrize(

@@ -78,18 +78,18 @@ def test_shells_of_different_loops_have_different_keys(run: Run) -> None:
     assert first.key != second.key
 
 
-def test_a_shell_knows_whether_its_loop_runs_here(run: Run) -> None:
+def test_a_shell_knows_which_loop_runs_here(run: Run) -> None:
     async def main() -> Shell:
         shell = current_shell()
-        assert shell.is_running_here()
-        assert not await anyio.to_thread.run_sync(shell.is_running_here)
+        assert shell.current() == shell.key
+        assert await anyio.to_thread.run_sync(shell.current) is None
         return shell
 
     shell = run(main)
-    assert not shell.is_running_here()
+    assert shell.current() is None
 
     async def elsewhere() -> bool:
-        return shell.is_running_here()
+        return shell.current() in (None, shell.key)
 
     assert not run(elsewhere)
 
