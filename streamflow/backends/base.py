@@ -228,8 +228,11 @@ class Backend(Protocol):
     ) -> None:
         """Copy between two devices, ordered on ``stream`` only."""
 
-    def fill(self, dst: int, pattern: bytes, count: int, stream: Any, /) -> None:
-        """Write ``pattern`` (1, 2, 4, 8 or 16 bytes) ``count`` times in a row."""
+    def fill(self, dst: int, pattern: bytes, count: int, stream: Any, /) -> int:
+        """Write ``pattern`` (1, 2, 4, 8 or 16 bytes) ``count`` times in a row.
+
+        Returns how many places in the stream's queue that took (rule R7).
+        """
 
     # -- kernels -------------------------------------------------------------------
     def load_kernel(self, spec: KernelSpec, /) -> Any | None:

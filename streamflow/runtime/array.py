@@ -181,11 +181,14 @@ class DeviceArray:
         Raises
         ------
         ValueError
-            The last dimension does not divide into items of the new size.
+            The last dimension does not divide into items of the new size, or the
+            address is not aligned for them.
         """
         if dtype is None:
             return self._over(self.address, self.shape, self.dtype)
         new = checked_dtype(dtype)
+        if self.address % new.alignment:
+            raise ValueError(f"{self!r} does not start at a multiple of {new.alignment} bytes")
         if new.itemsize == self.dtype.itemsize:
             return self._over(self.address, self.shape, new)
         if not self.shape:

@@ -336,10 +336,7 @@ class Transfers:
         count = array.nbytes // len(pattern)
 
         def run(target: Any) -> int:
-            if not count:
-                return 0
-            backend.fill(address, pattern, count, target)
-            return 1
+            return backend.fill(address, pattern, count, target) if count else 0
 
         op: Op[None] = Op(core, "fill", None)
         _Submission(

@@ -277,7 +277,7 @@ def test_leaving_with_stalled_work_is_bounded_and_said(run, add_one):
         x, stream = dev.zeros(64, np.float32), dev.stream()
         dev.sim.gate(stream)
         dev.launch(add_one, x, 64, stream=stream)
-        with pytest.raises(TimeoutError, match="close_timeout_s=0.05"):
+        with pytest.raises(TimeoutError, match=r"close_timeout_s=0\.05"):
             await dev.__aexit__(None, None, None)
 
     run(main)

@@ -14,7 +14,7 @@ from cuda.core import Device, Event, EventOptions, LaunchConfig, Stream, launch
 
 from streamflow.backends.base import DeviceProperties, KernelSpec, PoolInfo
 from streamflow.backends.cuda.errors import DriverCallError, check, translate
-from streamflow.backends.cuda.fills import Row, plan_fill
+from streamflow.backends.cuda.fills import Copy, Row, plan_fill
 from streamflow.backends.cuda.kernels import KernelLoader
 from streamflow.backends.cuda.streams import StreamTable
 from streamflow.errors import DeviceError, DeviceLost, StreamflowError
@@ -264,20 +264,24 @@ class CudaBackend:
         if error:
             raise DriverCallError(error, "cuMemcpyPeerAsync")
 
-    def fill(self, dst: int, pattern: bytes, count: int, stream: Any, /) -> None:
-        """Write ``pattern`` ``count`` times: one driver call, up to four for 16 bytes."""
+    def fill(self, dst: int, pattern: bytes, count: int, stream: Any, /) -> int:
+        """Write ``pattern`` ``count`` times; one driver call for up to 4 bytes."""
         if self._num_devices > 1:
             self.set_current()
         handle = self._streams[stream]
-        for step in plan_fill(dst, pattern, count):
+        steps = plan_fill(dst, pattern, count)
+        for step in steps:
             if isinstance(step, Row):
                 (error,) = _SETS[step.width](step.address, step.value, step.num_values, handle)
+            elif isinstance(step, Copy):
+                (error,) = driver.cuMemcpyDtoDAsync(step.address, step.source, step.nbytes, handle)
             else:
                 (error,) = driver.cuMemsetD2D32Async(
                     step.address, step.pitch, step.value, 1, step.num_values, handle
                 )
             if error:
                 raise DriverCallError(error, "cuMemset")
+        return len(steps)
 
     # -- kernels -------------------------------------------------------------------
     def load_kernel(self, spec: KernelSpec, /) -> Any | None:

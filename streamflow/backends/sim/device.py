@@ -275,12 +275,13 @@ class SimDevice:
         command = CopyPeer(stream, engine, dst, gpus[dst_index], src, gpus[src_index], nbytes)
         self._submit("copy_peer", command)
 
-    def fill(self, dst: int, pattern: bytes, count: int, stream: SimStream, /) -> None:
+    def fill(self, dst: int, pattern: bytes, count: int, stream: SimStream, /) -> int:
         self.counts["fill"] += 1
         if len(pattern) not in _PATTERN_SIZES:
             raise ValueError(f"a pattern has 1, 2, 4, 8 or 16 bytes, found {len(pattern)}")
         _check_nbytes(count)
         self._submit("fill", Fill(stream, self.gpu.compute, dst, pattern, count))
+        return 1
 
     # -- kernels -------------------------------------------------------------------
 

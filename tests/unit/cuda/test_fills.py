@@ -6,15 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamflow.backends.cuda.fills import Column, Row, narrowed, plan_fill
+from streamflow.backends.cuda.fills import Column, Copy, Row, narrowed, plan_fill
 
 _BASE = 4096
 
 
-def _written(steps: tuple[Row | Column, ...], nbytes: int) -> bytes:
+def _written(steps: tuple[Row | Column | Copy, ...], nbytes: int) -> bytes:
     """What a driver that does as the plan says leaves in memory that was all 0xEE."""
     memory = bytearray(b"\xee" * nbytes)
     for step in steps:
+        if isinstance(step, Copy):
+            source = step.source - _BASE
+            at = step.address - _BASE
+            assert source + step.nbytes <= at, "a copy reads what was written before it"
+            memory[at : at + step.nbytes] = memory[source : source + step.nbytes]
+            continue
         width = step.width if isinstance(step, Row) else 4
         pitch = step.width if isinstance(step, Row) else step.pitch
         value = step.value.to_bytes(width, "little")
@@ -94,3 +100,11 @@ def test_what_cannot_be_filled_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=match):
         plan_fill(address, pattern, count)
+
+
+@pytest.mark.parametrize("count", [4095, 4096, 4097, 3 * 4096 + 5])
+def test_long_runs_of_wide_patterns_are_doubled_by_copies(count: int) -> None:
+    pattern = b"01234567"
+    steps = plan_fill(_BASE, pattern, count)
+    assert _written(steps, 8 * count) == pattern * count
+    assert len(plan_fill(_BASE, pattern, 1 << 27)) == 2 + 15
