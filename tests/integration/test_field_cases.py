@@ -135,7 +135,7 @@ def test_c37_large_sizes_reach_the_backend_exactly(run, nbytes):
             backend = dev._core.backend
             allocate, fill = backend.allocate, backend.fill
             backend.allocate = lambda pool, n, s: seen.append(n) or allocate(pool, n, s)
-            backend.fill = lambda dst, pattern, n, s: seen.append((len(pattern), n))
+            backend.fill = lambda dst, pattern, n, s: seen.append((len(pattern), n)) or 1
             x = dev.empty((np.int32(1), nbytes), np.uint8)
             assert (x.nbytes, x.size) == (nbytes, nbytes)
             dev.fill(x, 3)
