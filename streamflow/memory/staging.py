@@ -109,6 +109,10 @@ class Staging:
         """Jobs started or waiting for a channel."""
         return len(self._active) + sum(map(len, self._waiting.values()))
 
+    def has(self, job: StagingJob) -> bool:
+        """Whether ``job`` was started and has not ended."""
+        return job in self._active or job in self._waiting[job.is_in]
+
     def start(self, job: StagingJob) -> None:
         """Begin ``job`` now, or when a channel is free; first come first served."""
         self._waiting[job.is_in].append(job)

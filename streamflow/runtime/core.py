@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from streamflow.backends.base import Backend
@@ -227,16 +228,12 @@ class Core:
 
     def when_all_ended(self, tickets: list[Ticket], react: Callable[[], None]) -> None:
         """Call ``react`` once every op of ``tickets`` has ended."""
-
-        def attempt() -> None:
-            while tickets:
-                ticket = tickets.pop()
-                if not (ticket.is_passed or ticket.failure is not None):
-                    self.when_ended(ticket, attempt)
-                    return
-            react()
-
-        attempt()
+        while tickets:
+            ticket = tickets.pop()
+            if not (ticket.is_passed or ticket.failure is not None):
+                self.when_ended(ticket, partial(self.when_all_ended, tickets, react))
+                return
+        react()
 
     def after_tickets(self, after: Sequence[Any]) -> list[Ticket]:
         """The tickets that ``after=`` names: ops, or arrays for their latest write.
@@ -336,8 +333,8 @@ class Core:
             react()
         for wake in rare.wakers:
             wake()
-        for callback in rare.callbacks:
-            callback(op)
+        for callback in rare.callbacks:  # later: it may submit, and we may be in a submission
+            self.shell.call_soon(partial(callback, op))
 
     def pending(self, op: Op[Any], state: OpState) -> None:
         """Note that ``op`` waits for something on the host."""
@@ -397,29 +394,26 @@ class Core:
     def lose(self, error: BaseException, doing: str) -> StreamflowError:
         """Translate ``error``; if it is sticky, fail everything that has not finished."""
         translated = self.backend.translate(error, doing)
-        if isinstance(translated, DeviceLost) and self.lost is None:
-            unfinished = [
-                ticket.op
-                for line in self.lines
-                for ticket in line.inflight
-                if ticket.op is not None and ticket.failure is None
-            ]
-            suspects = translated.suspects or tuple(
-                line.inflight[0].op.name
-                for line in self.lines
-                if line.inflight and line.inflight[0].op is not None
-            )
-            lost = DeviceLost(str(translated), suspects=suspects)
-            lost.__cause__ = error
-            self.lost = translated = lost
-            self.needs_check = True
-            self.staging.stop_all()
-            waiting = list(self._pending)
-            for op in (*unfinished, *waiting):
-                if op._state not in (_DONE, _FAILED, _CANCELLED):
-                    self.fail(op, lost)
-            self.completion.clear()
-        return self.lost if self.lost is not None else translated
+        if isinstance(translated, DeviceLost):
+            return self.lose_to(translated, error)
+        return translated
+
+    def lose_to(self, reason: DeviceLost, cause: BaseException) -> DeviceLost:
+        """Fail everything that has not finished; the first reason stays."""
+        if self.lost is not None:
+            return self.lost
+        heads = [line.inflight[0].op for line in self.lines if line.inflight]
+        suspects = reason.suspects or tuple(op.name for op in heads if op is not None)
+        self.lost = lost = DeviceLost(str(reason), suspects=suspects)
+        lost.__cause__ = cause
+        self.needs_check = True
+        self.staging.stop_all()
+        unfinished = [ticket.op for line in self.lines for ticket in line.inflight]
+        for op in (*unfinished, *self.pending_ops()):
+            if op is not None and op._state not in (_DONE, _FAILED, _CANCELLED):
+                self.fail(op, lost)
+        self.completion.clear()
+        return lost
 
 
 def _flattened(tickets: Iterable[Ticket]) -> tuple[Ticket, ...]:
@@ -433,4 +427,4 @@ def _flattened(tickets: Iterable[Ticket]) -> tuple[Ticket, ...]:
             flat.append(ticket)
         else:
             flat.extend(ticket.inherited)
-    return tuple(flat)
+    return tuple(dict.fromkeys(flat))

@@ -31,15 +31,17 @@ class _Plan:
     """What one kernel's launches on one device have in common."""
 
     __slots__ = (
+        "arrays",
         "configs",
         "error",
+        "given",
         "handle",
         "is_loading",
         "kernel",
         "name",
         "num",
-        "params",
         "parked",
+        "scalars",
         "sizes",
     )
 
@@ -50,12 +52,17 @@ class _Plan:
         self.error: BaseException | None = None
         self.is_loading = False
         self.parked: list[Parked] = []
-        self.params: tuple[tuple[Callable[[Any], Any] | None, Any, Access | None], ...] = tuple(
-            (convert, parameter.dtype, parameter.access)
-            for convert, parameter in zip(kernel.converters, kernel.parameters, strict=True)
-        )
-        self.num = len(self.params)
+        self.num = len(kernel.parameters)
+        self.scalars: list[tuple[int, Callable[[Any], Any]]] = [
+            (place, convert) for place, convert in enumerate(kernel.converters) if convert
+        ]
+        self.arrays = [
+            (place, parameter.dtype, parameter.access)
+            for place, parameter in enumerate(kernel.parameters)
+            if parameter.is_pointer
+        ]
         self.configs: dict[Any, Any] = {}
+        self.given: dict[tuple[int, int, int], Any] = {}
         self.sizes: dict[int, Any] = {}  # default geometry by the largest array's size
 
 
@@ -97,26 +104,26 @@ class Launcher:
                 f"kernel {kernel.name} takes {plan.num} arguments "
                 f"({', '.join(p.name for p in kernel.parameters)}), found {len(args)}"
             )
-        values: list[Any] = []
+        values = list(args)
         reads: list[Region] = []
         writes: list[Region] = []
         deps: list[Ticket] = []
         largest = 0
         is_plain = not after and plan.handle is not None and core.instrument is None
         is_overwrite = True
-        for value, (convert, dtype, access) in zip(args, plan.params):  # noqa: B905 (checked)
-            if convert is not None:
-                values.append(convert(value))
-                continue
+        for place, convert in plan.scalars:
+            values[place] = convert(args[place])
+        for place, dtype, access in plan.arrays:
+            value = args[place]
             if (
                 value.__class__ is not DeviceArray
                 or value._core is not core
                 or value._memory.is_freed
                 or (dtype is not None and value.dtype is not dtype and value.dtype != dtype)
             ):
-                self._refuse(kernel, args, len(values))
+                self._refuse(kernel, args, place)
             argument = value._argument
-            values.append(value.argument() if argument is None else argument)
+            values[place] = value.argument() if argument is None else argument
             if value.size > largest:
                 largest = value.size
             region = value._region
@@ -137,6 +144,12 @@ class Launcher:
             config = plan.sizes.get(largest)
             if config is None:
                 config = plan.sizes[largest] = self._default_config(plan, largest)
+        elif grid.__class__ is block.__class__ is shared_bytes.__class__ is int:
+            # Exact ints only: 4.0 and True would find the entries of 4 and 1.
+            config = plan.given.get((grid, block, shared_bytes))
+            if config is None:
+                config = self._config(plan, grid, block, shared_bytes, largest)
+                plan.given[grid, block, shared_bytes] = config
         else:
             config = self._config(plan, grid, block, shared_bytes, largest)
         if stream is not None:
@@ -293,7 +306,7 @@ class Launcher:
         if len(plan.sizes) >= _MAX_CONFIGS:
             plan.sizes.clear()
         if largest == 0:
-            if any(access is not None for _, _, access in plan.params):
+            if plan.arrays:
                 return _EMPTY
             raise ValueError(
                 f"kernel {plan.kernel.name} has no array to take a size from: pass grid= and block="
@@ -335,6 +348,7 @@ class Launcher:
         if config is None:
             if len(plan.configs) >= _MAX_CONFIGS:
                 plan.configs.clear()
+                plan.given.clear()
             config = plan.configs[key] = self._core.backend.launch_config(grid3, block3, shared)
         return config
 

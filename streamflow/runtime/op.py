@@ -187,12 +187,16 @@ class Op(Generic[T]):
         self._core.want(self)
 
     def cancel(self) -> bool:
-        """Remove a parked op. True if removed; False once it is submitted (rule R8)."""
+        """Remove a parked op. True if removed; False once it is submitted (rule R8).
+
+        A free always runs (rule R5): False.
+        """
         self._core.check_here()
-        if self._state is not _PARKED or self._rare is None or self._rare.parked is None:
+        parked = self._rare.parked if self._rare is not None else None
+        if self._state is not _PARKED or parked is None or self.kind == "free":
             return False
         self._core.parking.drop(
-            self._rare.parked, OpCancelled(f"{self.name} was cancelled before it was submitted")
+            parked, OpCancelled(f"{self.name} was cancelled before it was submitted")
         )
         return True
 

@@ -8,6 +8,7 @@ a lane.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,10 +66,12 @@ class Parked:
 class Parking:
     """Submits the ops of one device, now or later."""
 
-    __slots__ = ("_core",)
+    __slots__ = ("_core", "_due", "_is_submitting")
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._due: deque[Parked] = deque()  # every need met, in the order that happened
+        self._is_submitting = False
 
     def submit(
         self,
@@ -131,7 +134,14 @@ class Parking:
         """One need or predecessor of ``parked`` is met; submit it if that was the last."""
         parked.num_blockers -= 1
         if parked.num_blockers == 0:
-            self._unpark(parked)
+            self._due.append(parked)
+            if not self._is_submitting:  # one op's leaving makes others due: no recursion
+                self._is_submitting = True
+                try:
+                    while self._due:
+                        self._unpark(self._due.popleft())
+                finally:
+                    self._is_submitting = False
 
     def drop(self, parked: Parked, error: BaseException) -> None:
         """End a parked op with ``error``; what it waited for passes to its followers."""
@@ -139,6 +149,7 @@ class Parking:
         if parked.is_waiting_for_room:
             assert isinstance(parked.line, Timeline)
             parked.line.waiting.remove(parked)
+            self._core.completion.unwant(parked.line)
         self._core.fail(parked.op, error, parked.deps)
         self._left(parked)
 
@@ -150,7 +161,7 @@ class Parking:
             parked = waiting.popleft()
             parked.is_waiting_for_room = False
             core.completion.unwant(line)
-            if parked.op._state is not OpState.PARKED:  # failed with its device
+            if parked.op._error is not None:  # failed with its device
                 continue
             self.go(parked.op, parked.run, line, parked.deps)
             self._left(parked)
@@ -192,8 +203,8 @@ class Parking:
 
     def _unpark(self, parked: Parked) -> None:
         op = parked.op
-        if self._core.lost is not None:
-            return  # losing the device has failed every parked op already
+        if op._error is not None:
+            return  # failed with its device, or cancelled
         if not self._fails_upstream(op, parked.sources, parked.deps):
             line = parked.line
             if not isinstance(line, Timeline):

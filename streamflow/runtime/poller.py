@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from streamflow.errors import DeviceLost
 from streamflow.scheduler.backoff import Backoff
 from streamflow.scheduler.completion import Completion
 
@@ -58,12 +60,18 @@ class Poller:
 
     def _turn(self) -> None:
         self._is_scheduled = False
+        try:
+            self._look()
+        except Exception as error:
+            # A mistake of ours. Nobody would ever be woken again: better lost than hung.
+            self._core.lose_to(DeviceLost(f"streamflow failed: {error!r}"), error)
+
+    def _look(self) -> None:
         core, completion = self._core, self.completion
         if not core.is_closed:
             core.drain_dropped()
         is_virtual = core.backend.is_virtual
-        delivered = core.background.deliver(in_order=is_virtual)
-        delivered |= core.stagers.deliver(in_order=is_virtual)
+        delivered = self._deliver(is_virtual)
         for timeline in completion.wanted():
             core.reap(timeline)
         num_undelivered = core.background.num_undelivered + core.stagers.num_undelivered
@@ -78,12 +86,23 @@ class Poller:
         elif heads := completion.heads():
             self._backoff.watch([head.event for head in heads], completion.ages_s(now))
 
+    def _deliver(self, is_virtual: bool) -> bool:
+        """Hand the workers' results over; in virtual time, all at once and in op order (R15)."""
+        pools = (self._core.background, self._core.stagers)
+        if is_virtual and any(pool.num_busy for pool in pools):
+            return False
+        results = [result for pool in pools for result in pool.take_results()]
+        results.sort(key=itemgetter(0, 1))
+        for _, _, done, result, error in results:
+            done(result, error)
+        return bool(results)
+
     def _advance(self, delivered: bool) -> None:
         """Let virtual time pass by one completion, unless something was submitted (R15)."""
         core = self._core
         num_busy = num_submitted = 0
         for each in _CORES[core.shell.key]:
-            num_busy += each.background.num_busy + each.stagers.num_busy
+            num_busy += each.background.num_running + each.stagers.num_running
             num_submitted += each.num_submitted
         if delivered or num_submitted != self._seen_submitted:
             self._seen_submitted = num_submitted

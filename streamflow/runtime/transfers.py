@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,10 @@ class Transfers:
             self.check_array(out)
             check_same(out.shape, out.dtype, array.shape, array.dtype)
         op: Op[Any] = Op(core, "put", None)
-        submit = _Submission(op, line, (), (out._region,), tickets, out.is_whole_region)
         nbytes = array.nbytes
+        if nbytes > SMALL_NBYTES:
+            tickets += self._place_in(line)
+        submit = _Submission(op, line, (), (out._region,), tickets, out.is_whole_region)
         if nbytes == 0:
             submit(core, lambda _: 0)
             return out, op
@@ -98,13 +101,20 @@ class Transfers:
         if parked is None:  # failed upstream: the source was never touched
             core.finish(staged, OpState.DONE)
             return staged
-        self._start_when_passed(op, parked, StagingJob(op.ticket.seq, array, address, True, done))
+        job = StagingJob(op.ticket.seq, array, address, True, done)
+        self._start_when_passed(op, parked, job)
+        if op._state not in (OpState.PARKED, OpState.STAGING):  # failed upstream meanwhile
+            core.finish(staged, OpState.DONE)
+            return staged
 
-        def cancelled() -> None:
-            if op._state is OpState.CANCELLED:  # the source was never touched
-                core.finish(staged, OpState.DONE)
+        def ended() -> None:
+            if op._error is None or staged._state is not OpState.STAGING:
+                return
+            if core.staging.has(job):  # the device was lost: the job says when it has stopped
+                return
+            core.finish(staged, OpState.DONE)  # the source was never touched
 
-        op.rare().on_ended.append(cancelled)
+        op.rare().on_ended.append(ended)
         return staged
 
     # -- out -------------------------------------------------------------------------------
@@ -134,12 +144,14 @@ class Transfers:
             if block is not None or core.pinned.has_room(nbytes):
                 self._get_pinned(array, block, submit, None)
             else:
+                tickets += self._place_in(line)
                 self._stage_out(array, np.empty(array.shape, array.dtype), submit)
         elif nbytes <= SMALL_NBYTES:
             op.rare().writes_host = True
             self._get_pinned(array, core.pinned.try_acquire(nbytes), submit, out)
         else:
             op.rare().writes_host = True
+            tickets += self._place_in(line)
             self._stage_out(array, out, submit)
         return op
 
@@ -210,31 +222,34 @@ class Transfers:
             job = StagingJob(op.ticket.seq, out, array.address, False, done)
             self._start_when_passed(op, parked, job)
 
+    def _place_in(self, line: Timeline) -> list[Ticket]:
+        """What a staged copy, which runs on private streams, must come after on ``line``."""
+        if not line.is_ordered:
+            return []
+        op: Op[None] = Op(self._core, "record", None)
+        self._core.parking.submit(op, lambda _: 0, line=line)
+        return [op.ticket]
+
     # -- staging jobs ------------------------------------------------------------------------
 
     def _start_when_passed(self, op: Op[Any], parked: Parked, job: StagingJob) -> None:
         """Start ``job`` once the device has done all it comes after."""
         core = self._core
-
-        def attempt() -> None:
-            if op._state is not OpState.PARKED:
-                return
-            pending: list[Ticket] = []
-            for dep in parked.deps:
-                add_unpassed(dep, pending)
-            if pending:
-                core.when_ended(pending[0], attempt)
-                return
-            failed = next((t for t in parked.sources if t.failure is not None), None)
-            if failed is not None:  # let the submission say so
-                core.parking.ready(parked)
-                return
-            job.is_timed = core.instrument is not None
-            core.pending(op, OpState.STAGING)
-            core.staging.start(job)
-            core.schedule_turn()
-
-        attempt()
+        if op._state is not OpState.PARKED:
+            return
+        pending: list[Ticket] = []
+        for dep in parked.deps:
+            add_unpassed(dep, pending)
+        if pending:
+            core.when_ended(pending[0], partial(self._start_when_passed, op, parked, job))
+            return
+        if any(source.failure is not None for source in parked.sources):
+            core.parking.ready(parked)  # the submission says what failed
+            return
+        job.is_timed = core.instrument is not None
+        core.pending(op, OpState.STAGING)
+        core.staging.start(job)
+        core.schedule_turn()
 
     def _staged(self, op: Op[Any], job: StagingJob) -> None:
         core = self._core

@@ -32,12 +32,17 @@ def count_done(timeline: Timeline) -> int:
         return high
     high -= 1  # the newest is pending: between 1 and all but one are done
     step = 1
-    while low < high:  # gallop from the old end: few are done as a rule
-        probe = min(low + step, high)
+    while low + step <= high:  # gallop from the old end: few are done as a rule
+        if not inflight[low + step - 1].event.is_done:
+            high = low + step - 1
+            break
+        low, step = low + step, step * 2
+    while low < high:  # then bisect
+        probe = (low + high + 1) // 2
         if inflight[probe - 1].event.is_done:
-            low, step = probe, step * 2
+            low = probe
         else:
-            high, step = probe - 1, 1
+            high = probe - 1
     return low
 
 
@@ -97,10 +102,12 @@ class Completion:
 
     def should_spin(self, now_s: float) -> bool:
         """Whether the youngest awaited head is still worth a poll each loop turn."""
-        spin_s = self.spin_s
-        return any(
-            now_s - since < spin_s for head, since in self._heads.values() if head is not None
-        )
+        after_s = now_s - self.spin_s
+        # A loop, since this runs once a turn: any() costs three times as much.
+        for head, since in self._heads.values():  # noqa: SIM110
+            if since > after_s and head is not None:
+                return True
+        return False
 
 
 def _head(timeline: Timeline) -> Ticket | None:

@@ -13,7 +13,7 @@ from streamflow.scheduler.timeline import Ticket
 
 __all__ = ["Region", "add_unpassed"]
 
-_COMPACT_AT = 8
+_THIN_AT = 8
 
 
 class Region:
@@ -32,12 +32,21 @@ class Region:
         Every other region of the allocation that shares bytes with this one.
     """
 
-    __slots__ = ("allocation", "last_write", "overlapping", "reads", "start", "stop")
+    __slots__ = (
+        "_thin_at",
+        "allocation",
+        "last_write",
+        "overlapping",
+        "reads",
+        "start",
+        "stop",
+    )
 
     def __init__(self, allocation: Ticket, start: int, stop: int) -> None:
         self.allocation = allocation
         self.last_write = allocation
         self.reads: list[Ticket] = []
+        self._thin_at = _THIN_AT
         self.overlapping: list[Region] = []
         self.start = start
         self.stop = stop
@@ -99,8 +108,9 @@ class Region:
                 reads[-1] = ticket
                 return
         reads.append(ticket)
-        if len(reads) > _COMPACT_AT:
+        if len(reads) > self._thin_at:
             self.reads = _thinned(reads)
+            self._thin_at = max(_THIN_AT, 2 * len(self.reads))  # parked reads stay: not each time
 
     def record_write(self, ticket: Ticket) -> None:
         """Note a write of the whole region, in program order."""

@@ -21,10 +21,10 @@ class Shell(Protocol):
     def current(self) -> object | None:
         """The loop that runs the calling thread, to compare with :attr:`key`, or None."""
 
-    def call_soon(self, callback: Callable[[], None]) -> None:
+    def call_soon(self, callback: Callable[[], object]) -> None:
         """Run ``callback`` in the next turn. Loop thread only."""
 
-    def call_soon_threadsafe(self, callback: Callable[[], None]) -> bool:
+    def call_soon_threadsafe(self, callback: Callable[[], object]) -> bool:
         """Run ``callback`` in a later turn, from any thread. False if the loop has ended."""
 
     def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
@@ -46,9 +46,9 @@ class AsyncioShell:
         self.key: object = self._loop
         # The C function behind get_running_loop(): it answers None where that would raise.
         self.current: Callable[[], object | None] = asyncio._get_running_loop
-        self.call_soon: Callable[[Callable[[], None]], Any] = self._loop.call_soon
+        self.call_soon: Callable[[Callable[[], object]], Any] = self._loop.call_soon
 
-    def call_soon_threadsafe(self, callback: Callable[[], None]) -> bool:
+    def call_soon_threadsafe(self, callback: Callable[[], object]) -> bool:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:  # the loop is closed: nobody is left to tell (C12)
@@ -96,10 +96,10 @@ class TrioShell:
             return None
         return token
 
-    def call_soon(self, callback: Callable[[], None]) -> None:
+    def call_soon(self, callback: Callable[[], object]) -> None:
         self.call_soon_threadsafe(callback)
 
-    def call_soon_threadsafe(self, callback: Callable[[], None]) -> bool:
+    def call_soon_threadsafe(self, callback: Callable[[], object]) -> bool:
         try:
             self._token.run_sync_soon(callback)
         except self._trio.RunFinishedError:

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-__all__ = ["Workers"]
+__all__ = ["Result", "Workers"]
 
 Done = Callable[[Any, BaseException | None], None]
 
+Result = tuple[int, int, Done, Any, BaseException | None]
+"""``(op's seq, number of the task, done, result, error)``: sorts into submission order."""
+
 
 class Workers:
-    """A bounded pool. ``done(result, error)`` runs on the loop, when :meth:`deliver` is called.
+    """A bounded pool. ``done(result, error)`` is called by the loop, from :meth:`take_results`.
 
     Parameters
     ----------
@@ -23,7 +26,7 @@ class Workers:
     prepare : callable
         Run once at the start of each thread (make the device current).
     wake_loop : callable
-        Called from a worker when a result is ready: have the loop call :meth:`deliver`.
+        Called from a worker when a result is ready: have the loop call :meth:`take_results`.
     """
 
     def __init__(
@@ -37,8 +40,9 @@ class Workers:
         self._num_threads = num_threads
         self._prepare = prepare
         self._wake_loop = wake_loop
-        self._tasks: SimpleQueue[tuple[int, Callable[[], Any], Done] | None] = SimpleQueue()
-        self._results: deque[tuple[int, Done, Any, BaseException | None]] = deque()
+        self._tasks: SimpleQueue[tuple[int, int, Callable[[], Any], Done] | None] = SimpleQueue()
+        self._results: deque[Result] = deque()
+        self._num_tasks = 0
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self.num_busy = 0
@@ -49,7 +53,8 @@ class Workers:
         self.num_undelivered += 1
         with self._lock:
             self.num_busy += 1
-        self._tasks.put((seq, task, done))
+        self._num_tasks += 1
+        self._tasks.put((seq, self._num_tasks, task, done))
         if len(self._threads) < min(self._num_threads, self.num_undelivered):
             thread = threading.Thread(
                 target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True
@@ -57,21 +62,17 @@ class Workers:
             self._threads.append(thread)
             thread.start()
 
-    def deliver(self, *, in_order: bool) -> bool:
-        """Hand finished results to their ``done``, on the loop; True if there were any.
+    @property
+    def num_running(self) -> int:
+        """Tasks that have a thread, or are about to get one; queued ones wait for these."""
+        return min(self.num_busy, self._num_threads)
 
-        ``in_order`` holds results back until no worker is busy and sorts them by
-        ``seq``, so that thread timing cannot change the schedule.
-        """
-        if not self._results or (in_order and self.num_busy):
-            return False
-        batch = [self._results.popleft() for _ in range(len(self._results))]
-        if in_order:
-            batch.sort(key=lambda item: item[0])
+    def take_results(self) -> list[Result]:
+        """The results that are ready. Loop thread only: each must be handed to its ``done``."""
+        results = self._results
+        batch = [results.popleft() for _ in range(len(results))]
         self.num_undelivered -= len(batch)
-        for _, done, result, error in batch:
-            done(result, error)
-        return True
+        return batch
 
     def close(self) -> None:
         """Let the threads end once their queue is empty."""
@@ -85,7 +86,7 @@ class Workers:
         except Exception as error:  # reported by every task of this thread
             prepared = error
         while (item := self._tasks.get()) is not None:
-            seq, task, done = item
+            seq, number, task, done = item
             result: Any = None
             failure = prepared
             if failure is None:
@@ -93,7 +94,7 @@ class Workers:
                     result = task()
                 except BaseException as error:
                     failure = error
-            self._results.append((seq, done, result, failure))
+            self._results.append((seq, number, done, result, failure))
             with self._lock:
                 self.num_busy -= 1
             # Nothing of a finished task may live on in this frame (C23).

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -47,6 +46,14 @@ def run(options: Options) -> Report:
                         ("two arrays each", _with_arrays)):  # fmt: skip
         found = [asyncio.run(shape(size)) for _ in range(options.sized(5, 1))]
         report.add(f"{size} ops, {name}", _rates(found))
+    few, many = options.sized(2_000, 100), options.sized(8_000, 400)
+    slow = [
+        min(asyncio.run(_parked_readers(size)) for _ in range(options.sized(5, 1)))
+        for size in (few, many)
+    ]
+    report.add(f"submitting each of {few} parked readers of one array", Sample((slow[0],), "us"))
+    report.add(f"submitting each of {many} parked readers", Sample((slow[1],), "us"))
+    report.target("many parked readers over few, per op", slow[1] / slow[0], "x", at_most=2)
     return report
 
 
@@ -104,6 +111,21 @@ async def _with_arrays(num_ops: int) -> tuple[float, float]:
         return num_ops / (time.perf_counter() - start), 0.0
 
 
+async def _parked_readers(num_ops: int) -> float:
+    """Microseconds to submit each of many launches that read one array behind a gate."""
+    async with _open() as dev:
+        x, y = dev.empty(16, np.float32), dev.empty(16, np.float32)
+        stream = dev.stream("gated")
+        await dev.launch(noop, x, y, 5, stream=stream)
+        with dev.sim.gate(stream):
+            start = time.perf_counter()
+            for _ in range(num_ops):
+                dev.launch(noop, x, y, 5, stream=stream)
+            taken = time.perf_counter() - start
+        await stream.synchronize()
+        return taken / num_ops * 1e6
+
+
 def _rss_mib() -> float:
     try:
         fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
@@ -112,6 +134,6 @@ def _rss_mib() -> float:
     return int(fields[1]) * 4096 / (1 << 20)
 
 
-def profile(num_ops: int = 20_000) -> Any:
-    """``python -m cProfile -s tottime -c "from tests.benchmarks.p12_simulator import ..."``."""
-    return asyncio.run(_batched(num_ops))
+def profile(num_ops: int = 20_000) -> None:
+    """The batched shape alone, for a profiler to run."""
+    asyncio.run(_batched(num_ops))

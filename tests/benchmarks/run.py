@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     num_broken = 0
     for name in names:
         module = import_module(f"tests.benchmarks.{BENCHMARKS[name]}")
-        print(f"\n{name}: {(module.__doc__ or '').splitlines()[0]}", flush=True)
+        print(f"\n{name}. {(module.__doc__ or '').splitlines()[0].removeprefix(f'{name}: ')}")
         try:
             reports.append(module.run(options))
         except Exception:  # the others still run

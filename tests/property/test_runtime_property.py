@@ -231,6 +231,14 @@ def in_order(trace: Any) -> None:
             assert before.end_s <= after.start_s + 1e-12, (before, after, edge)
 
 
+def in_program_order(trace: Any) -> None:
+    """An explicit stream was given its ops in the order of the calls (R3, R7)."""
+    for name in {op.stream for op in trace.ops if op.stream.startswith("s")}:
+        # Allocations and frees never park: they may overtake what does.
+        ids = [op.id for op in trace.ops if op.stream == name and op.kind not in ("empty", "free")]
+        assert ids == sorted(ids), name
+
+
 def run_program(
     program: list[tuple[str, int, int, int]],
     *,
@@ -268,6 +276,7 @@ def run_program(
                     with dev.trace() as trace:
                         await body()
                     in_order(trace)
+                    in_program_order(trace)
                     first = min((op.id for op in trace.ops), default=0)
                     schedule.extend(
                         (op.id - first, op.kind, op.stream, op.start_s, op.end_s)
@@ -321,6 +330,8 @@ def test_traced_programs_run_in_the_order_of_their_edges(
 def test_the_same_seed_gives_the_same_schedule(
     program: list[tuple[str, int, int, int]], seed: int
 ) -> None:
+    # How many turns pass while a worker is busy is up to the threads: don't count turns.
+    program = [action for action in program if action[0] != "checkpoint"]
     first, second = (run_program(program, seed=seed, is_traced=True) for _ in range(2))
     assert first == second
     if any(kind == "put" for _, kind, *_ in first):

@@ -28,6 +28,12 @@ class Lab:
         for _ in range(num):
             assert self._woken.acquire(timeout=PATIENCE_S), "never woken"
 
+    def deliver(self) -> bool:
+        results = sorted(self.workers.take_results(), key=lambda result: result[:2])
+        for _, _, done, result, error in results:
+            done(result, error)
+        return bool(results)
+
     @property
     def results(self) -> list[Any]:
         return [result for result, _ in self.got]
@@ -61,13 +67,12 @@ def test_a_result_is_delivered_on_the_thread_that_asks(lab: Lab) -> None:
     )
     lab.wait()
     assert not where
-    assert lab.workers.deliver(in_order=False)
+    assert lab.deliver()
     assert where[0] != where[1] == threading.get_ident()
 
 
 def test_delivering_nothing_says_so(lab: Lab) -> None:
-    assert not lab.workers.deliver(in_order=False)
-    assert not lab.workers.deliver(in_order=True)
+    assert not lab.deliver()
 
 
 def test_an_error_is_delivered(lab: Lab) -> None:
@@ -78,7 +83,7 @@ def test_an_error_is_delivered(lab: Lab) -> None:
 
     lab.submit(1, task)
     lab.wait()
-    lab.workers.deliver(in_order=False)
+    lab.deliver()
     assert lab.got == [(None, error)]
 
 
@@ -92,7 +97,7 @@ def test_a_thread_that_cannot_be_prepared_fails_every_task(open_lab: Callable[..
     lab.submit(1, lambda: 1)
     lab.submit(2, lambda: 2)
     lab.wait(2)
-    lab.workers.deliver(in_order=True)
+    lab.deliver()
     assert lab.got == [(None, error), (None, error)]
 
 
@@ -102,7 +107,7 @@ def test_each_thread_is_prepared_once(open_lab: Callable[..., Lab]) -> None:
     for seq in range(3):
         lab.submit(seq, threading.get_ident)
     lab.wait(3)
-    lab.workers.deliver(in_order=True)
+    lab.deliver()
     assert lab.results == prepared * 3
 
 
@@ -110,7 +115,7 @@ def test_no_thread_starts_before_it_is_needed(lab: Lab) -> None:
     assert lab.workers._threads == []
     lab.submit(1, int)
     lab.wait()
-    lab.workers.deliver(in_order=False)
+    lab.deliver()
     lab.submit(2, int)
     lab.wait()
     assert len(lab.workers._threads) == 1
@@ -123,18 +128,26 @@ def test_no_more_threads_start_than_allowed(lab: Lab) -> None:
     assert len(lab.workers._threads) == 2
 
 
-def test_results_in_order_wait_for_every_busy_worker(lab: Lab) -> None:
-    gate = threading.Event()
-    lab.submit(1, lambda: gate.wait(PATIENCE_S) and "slow")
-    lab.submit(2, lambda: "quick")
-    lab.wait()
-    assert not lab.workers.deliver(in_order=True)
-    assert lab.workers.num_undelivered == 2
-    gate.set()
-    lab.wait()
-    assert lab.workers.deliver(in_order=True)
-    assert lab.results == ["slow", "quick"]
+def test_results_sort_into_the_order_of_ops_and_submissions(open_lab: Callable[..., Lab]) -> None:
+    lab = open_lab(1)
+    for seq, name in ((5, "late"), (3, "first"), (3, "second")):
+        lab.submit(seq, lambda name=name: name)
+    lab.wait(3)
+    assert lab.workers.num_undelivered == 3
+    assert lab.deliver()
+    assert lab.results == ["first", "second", "late"]
     assert lab.workers.num_undelivered == lab.workers.num_busy == 0
+
+
+def test_queued_tasks_do_not_count_as_running(open_lab: Callable[..., Lab]) -> None:
+    gate = threading.Event()
+    lab = open_lab(1)
+    for seq in range(3):
+        lab.submit(seq, lambda: gate.wait(PATIENCE_S))
+    assert (lab.workers.num_busy, lab.workers.num_running) == (3, 1)
+    gate.set()
+    lab.wait(3)
+    assert lab.workers.num_running == 0
 
 
 def test_results_in_any_order_do_not_wait(lab: Lab) -> None:
@@ -142,21 +155,21 @@ def test_results_in_any_order_do_not_wait(lab: Lab) -> None:
     lab.submit(1, lambda: gate.wait(PATIENCE_S) and "slow")
     lab.submit(2, lambda: "quick")
     lab.wait()
-    assert lab.workers.deliver(in_order=False)
+    assert lab.deliver()
     assert lab.results == ["quick"]
     gate.set()
     lab.wait()
-    lab.workers.deliver(in_order=False)
+    lab.deliver()
     assert lab.results == ["quick", "slow"]
 
 
 def test_what_a_result_submits_is_counted(lab: Lab) -> None:
     lab.workers.submit(1, int, lambda *_: lab.submit(2, lambda: "second"))
     lab.wait()
-    lab.workers.deliver(in_order=True)
+    lab.deliver()
     assert lab.workers.num_undelivered == 1
     lab.wait()
-    lab.workers.deliver(in_order=True)
+    lab.deliver()
     assert lab.results == ["second"]
 
 
@@ -166,7 +179,7 @@ def test_closing_lets_queued_tasks_finish(open_lab: Callable[..., Lab]) -> None:
         lab.submit(seq, lambda seq=seq: seq)
     lab.workers.close()
     lab.wait(3)
-    lab.workers.deliver(in_order=True)
+    lab.deliver()
     assert lab.results == [0, 1, 2]
 
 
@@ -179,7 +192,7 @@ def test_an_idle_worker_holds_nothing_of_its_last_task(lab: Lab) -> None:
     gone = weakref.ref(big)
     lab.submit(1, lambda big=big: big)
     lab.wait()
-    lab.workers.deliver(in_order=True)
+    lab.deliver()
     del big
     lab.got.clear()
     gc.collect()
