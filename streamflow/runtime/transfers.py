@@ -54,15 +54,15 @@ class Transfers:
         else:
             self.check_array(out)
             check_same(out.shape, out.dtype, array.shape, array.dtype)
-        op: Op[Any] = Op(core, "put", None)
         nbytes = array.nbytes
-        if nbytes > SMALL_NBYTES:
+        block = core.pinned.try_acquire(nbytes) if 0 < nbytes <= SMALL_NBYTES else None
+        if nbytes and block is None:
             tickets += self._place_in(line)
+        op: Op[Any] = Op(core, "put", None)
         submit = _Submission(op, line, (), (out._region,), tickets, out.is_whole_region)
         if nbytes == 0:
             submit(core, lambda _: 0)
             return out, op
-        block = core.pinned.try_acquire(nbytes) if nbytes <= SMALL_NBYTES else None
         if block is not None:
             np.copyto(block.bytes_view(nbytes).view(array.dtype).reshape(array.shape), array)
             address, start = block.address, out.address
@@ -133,26 +133,28 @@ class Transfers:
             check_out(out, array)
         line = explicit_line(core, stream) or self._d2h
         tickets = core.after_tickets(after)
-        op: Op[Array] = Op(core, "get", None)
-        submit = _Submission(op, line, (array._region,), (), tickets, False)
         nbytes = array.nbytes
+        block = None
+        if out is None or nbytes <= SMALL_NBYTES:
+            block = core.pinned.try_acquire(nbytes) if nbytes else None
+            is_staged = block is None and not core.pinned.has_room(nbytes)
+        else:
+            is_staged = True
+        if is_staged:
+            tickets += self._place_in(line)
+        op: Op[Array] = Op(core, "get", None)
+        if out is not None:
+            op.rare().writes_host = True
+        submit = _Submission(op, line, (array._region,), (), tickets, False)
         if nbytes == 0:
             op._result = np.empty(array.shape, array.dtype) if out is None else out
             submit(core, lambda _: 0)
-        elif out is None:
-            block = core.pinned.try_acquire(nbytes)
-            if block is not None or core.pinned.has_room(nbytes):
-                self._get_pinned(array, block, submit, None)
-            else:
-                tickets += self._place_in(line)
-                self._stage_out(array, np.empty(array.shape, array.dtype), submit)
-        elif nbytes <= SMALL_NBYTES:
-            op.rare().writes_host = True
-            self._get_pinned(array, core.pinned.try_acquire(nbytes), submit, out)
+        elif is_staged:
+            self._stage_out(
+                array, np.empty(array.shape, array.dtype) if out is None else out, submit
+            )
         else:
-            op.rare().writes_host = True
-            tickets += self._place_in(line)
-            self._stage_out(array, out, submit)
+            self._get_pinned(array, block, submit, out)
         return op
 
     def _get_pinned(
