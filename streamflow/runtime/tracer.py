@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tracer"]
 
-_PACKAGE = str(Path(__file__).parents[1])
+_OWN = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "device.py"))
 _ENGINES = {
     "put": "h2d",
     "get": "d2h",
@@ -179,11 +179,11 @@ class Tracer:
 
 
 def _caller() -> str | None:
-    """File and line of the nearest frame outside this package."""
+    """File and line of the nearest frame that is not the runtime's own."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if not filename.startswith(_PACKAGE):
-            return f"{filename}:{frame.f_lineno}"
+        if not filename.startswith(_OWN):
+            return f"{Path(filename).name}:{frame.f_lineno}"
         frame = frame.f_back
     return None

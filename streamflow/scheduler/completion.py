@@ -58,7 +58,8 @@ class Completion:
 
     def __init__(self, spin_s: float) -> None:
         self.spin_s = spin_s
-        self._heads: dict[Timeline, tuple[Ticket | None, float]] = {}
+        # The head, since when it is awaited, and how long the head before it took.
+        self._heads: dict[Timeline, tuple[Ticket | None, float, float]] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -69,7 +70,7 @@ class Completion:
         """Count one more caller that wants to see completions on ``timeline``."""
         timeline.wants += 1
         # Each new want makes the head young again: it is worth spinning for.
-        self._heads[timeline] = (_head(timeline), now_s)
+        self._heads[timeline] = (_head(timeline), now_s, 0.0)
 
     def unwant(self, timeline: Timeline) -> None:
         """Take one want back."""
@@ -93,18 +94,27 @@ class Completion:
 
     def moved(self, timeline: Timeline, now_s: float) -> None:
         """Note that ``timeline`` has a new head, whose wait begins now."""
-        if timeline in self._heads:
-            self._heads[timeline] = (_head(timeline), now_s)
+        known = self._heads.get(timeline)
+        if known is not None:
+            self._heads[timeline] = (_head(timeline), now_s, now_s - known[1])
 
     def ages_s(self, now_s: float) -> list[float]:
-        """How long each wanted head has been awaited."""
-        return [now_s - since for head, since in self._heads.values() if head is not None]
+        """How long each wanted head has been awaited, or the one before it was.
+
+        An op tends to take as long as its predecessor on the stream: looking sooner than
+        that in earnest would cost a queue of equal ops more than one long op.
+        """
+        return [
+            max(now_s - since, before_s)
+            for head, since, before_s in self._heads.values()
+            if head is not None
+        ]
 
     def should_spin(self, now_s: float) -> bool:
         """Whether the youngest awaited head is still worth a poll each loop turn."""
         after_s = now_s - self.spin_s
         # A loop, since this runs once a turn: any() costs three times as much.
-        for head, since in self._heads.values():  # noqa: SIM110
+        for head, since, _ in self._heads.values():  # noqa: SIM110
             if since > after_s and head is not None:
                 return True
         return False

@@ -157,3 +157,22 @@ def test_small_ops_and_their_idle_cost_no_queries(run):
             return dev.sim.counters["is_done"] - before
 
     assert run(main) == 0
+
+
+def test_many_parked_ops_leave_at_once_without_recursion(run, add_one):
+    """Seen on a GPU first: one poll retired a whole window, and its followers recursed."""
+
+    async def main():
+        settings = sf.Settings(sim_clock="virtual", window=512)
+        async with sf.Device(backend="sim", settings=settings) as dev:
+            stream = dev.stream()
+            y = dev.zeros(64, np.float32, stream=stream)
+            gate = dev.sim.gate(stream)
+            ops = [dev.launch(add_one, y, 64, stream=stream) for _ in range(2000)]
+            gate.release()
+            while dev._core.backend.advance(0):  # the device goes on; nobody looks
+                pass
+            await ops[-1]
+            return await dev.get(y)
+
+    assert (run(main) == 2000).all()

@@ -40,6 +40,10 @@ _SETS = {1: driver.cuMemsetD8Async, 2: driver.cuMemsetD16Async, 4: driver.cuMems
 _CONTEXTS: dict[int, Any] = {}
 
 
+_QUARANTINE: list[Any] = []
+"""What was closed while work was running: never destroyed."""
+
+
 class CudaBackend:
     """GPU ``index`` through its primary context, shared with every library in the process.
 
@@ -104,18 +108,27 @@ class CudaBackend:
         check(driver.cuCtxSynchronize(), "cuCtxSynchronize")
 
     def close(self) -> None:
-        """Destroy the streams and pools still held; waits for nothing."""
+        """Destroy the streams and pools still held; waits for nothing.
+
+        Where work is still running, all of it is kept for good instead: on an H200 with
+        driver 580.159 the process crashed in a later allocation after a stream and a pool
+        with stream-ordered memory still pending were destroyed.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         pools, self._pools = self._pools, {}
-        self._kernels.clear()
         if self._is_lost:
             # Every call would fail: the driver reclaims a dead context with the process.
+            self._kernels.clear()
             self._streams.forget()
             return
-        failed: list[DriverCallError] = []
         self.set_current()
+        if not self._streams.are_idle():
+            _QUARANTINE.append((self._kernels, self._streams, pools))
+            return
+        failed: list[DriverCallError] = []
+        self._kernels.clear()
         self._streams.close()
         for pool in pools.values():
             # Returns at once; memory still in use goes back when it is freed.

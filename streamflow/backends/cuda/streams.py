@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from cuda.bindings import driver
 from cuda.core import Device, Stream, StreamOptions
 
 from streamflow.errors import Closed
@@ -59,6 +60,12 @@ class StreamTable:
             self._prune()
             handle = self._handles[stream] = stream.handle
         return handle
+
+    def are_idle(self) -> bool:
+        """Whether no stream of :meth:`create` still runs anything."""
+        with self._lock:
+            open_streams = [stream for stream in self._owned if not stream.is_closed]
+        return not any(driver.cuStreamQuery(stream.handle)[0] for stream in open_streams)
 
     def close(self) -> None:
         """Destroy the streams of :meth:`create`; what they still run goes on."""

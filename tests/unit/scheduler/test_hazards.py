@@ -209,3 +209,21 @@ def test_overwriting_one_part_leaves_the_failure_of_another(root: Region, line: 
     assert list(one.failed_writes()) == []
     assert list(two.failed_writes()) == [write]
     assert list(root.failed_writes()) == [write]
+
+
+def test_thinning_keeps_the_newest_read_of_each_stream() -> None:
+    """A write must come after the latest read of a stream; the older ones are implied."""
+    lines = [Timeline(uid) for uid in (1, 2)]
+    written = Ticket(1)
+    lines[0].advance(written, 1, None)
+    region = Region(written, 0, 64)
+    reads = []
+    for seq in range(2, 40):  # alternating, so no read replaces the one before it
+        ticket = Ticket(seq)
+        lines[seq % 2].advance(ticket, 1, None)
+        region.record_read(ticket)
+        reads.append(ticket)
+    found: list[Ticket] = []
+    region.before_write(found)
+    assert {reads[-1], reads[-2]} <= set(found)
+    assert len(region.reads) < len(reads)
