@@ -12,7 +12,8 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests", "lint", "types", "layers", "docs"]
 
-SIMULATOR = {"STREAMFLOW_BACKEND": "sim"}
+# Each test names the backend that it runs on; what the user has set must not decide.
+NO_BACKEND_SET = {"STREAMFLOW_BACKEND": None}
 LINT_TOOLS: list[str] = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"][
     "lint"
 ]
@@ -31,42 +32,37 @@ def _install_tool(session: nox.Session, name: str) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """Run the demonstration: a GPU where there is one, the simulator elsewhere."""
-    _install(session, "cli", "demo")
+    _install(session, "demo", "nvrtc")
     session.run("streamflow", "demo", *session.posargs)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests on the simulator."""
-    _install(session, "test")
-    session.run("pytest", *session.posargs, env=SIMULATOR)
+    _install(session, "test", "demo", "nvrtc")  # all that a test would be skipped without
+    session.run("pytest", *session.posargs, env=NO_BACKEND_SET)
 
 
 @nox.session
 def stress(session: nox.Session) -> None:
-    """Run the tests that take minutes, on the simulator."""
+    """Run the long soaks, on the simulator."""
     _install(session, "test")
-    session.run("pytest", "-m", "stress", *session.posargs, env=SIMULATOR)
+    session.run("pytest", "-m", "stress", "tests/stress", *session.posargs, env=NO_BACKEND_SET)
 
 
 @nox.session
 def gpu(session: nox.Session) -> None:
     """Run the tests that need a CUDA device."""
     _install(session, "nvrtc", "test")
-    session.run("pytest", "-m", "gpu", *session.posargs)
+    session.run("pytest", "-m", "gpu", "tests", *session.posargs, env=NO_BACKEND_SET)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the figures of docs/explanation/performance.md on this machine."""
+    """Measure; by default what needs no GPU. ``nox -s bench -- P1 P2 --backend cuda``."""
     _install(session, "nvrtc", "test")
-    session.run(
-        "pytest",
-        "tests/benchmarks",
-        *("-m", "", "-s", "--timeout=0"),
-        *("-o", "python_files=bench_*.py", "-o", "python_functions=bench_*"),
-        *session.posargs,
-    )
+    chosen = session.posargs or ("P12", "P13", "overhead", "--backend", "sim")
+    session.run("python", "-m", "tests.benchmarks", *chosen)
 
 
 @nox.session
@@ -80,7 +76,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types."""
-    _install(session, "cli", "lint", "test")
+    _install(session, "demo", "lint")
     session.run("mypy", *session.posargs)
 
 

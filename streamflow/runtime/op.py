@@ -154,28 +154,25 @@ class Op(Generic[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         core = self._core
-        core.check_here()
+        if core.shell.current() is not core.shell.key:
+            core.check_here()
         if not self.done():
-            yield from self._wait().__await__()
+            rare = self.rare()
+            wake, wait = core.shell.park()
+            rare.wakers.append(wake)
+            core.want(self)
+            try:
+                yield from wait(rare.writes_host).__await__()
+            finally:
+                if self._state not in _FINAL:
+                    rare.wakers.remove(wake)
+                    core.unwant(self)
         error = self._error
         if error is not None:
             core.observed(self)
             raise error
         result: T = self._result
         return result
-
-    async def _wait(self) -> None:
-        core = self._core
-        rare = self.rare()
-        wake, wait = core.shell.park()
-        rare.wakers.append(wake)
-        core.want(self)
-        try:
-            await wait(rare.writes_host)
-        finally:
-            if self._state not in _FINAL:
-                rare.wakers.remove(wake)
-                core.unwant(self)
 
     def add_done_callback(self, callback: Callable[[Op[T]], object]) -> None:
         """Call ``callback(op)`` on the loop once the op has ended; at once if it has."""

@@ -68,14 +68,17 @@ class Poller:
 
     def _look(self) -> None:
         core, completion = self._core, self.completion
-        if not core.is_closed:
+        if core.needs_check and not core.is_closed:
             core.drain_dropped()
         is_virtual = core.backend.is_virtual
-        delivered = self._deliver(is_virtual)
+        delivered = False
+        if core.background.num_undelivered or core.stagers.num_undelivered:
+            delivered = self._deliver(is_virtual)
         for timeline in completion.wanted():
             core.reap(timeline)
-        num_undelivered = core.background.num_undelivered + core.stagers.num_undelivered
-        if completion.is_idle and not num_undelivered:
+        if completion.is_idle and not (
+            core.background.num_undelivered or core.stagers.num_undelivered
+        ):
             return
         if is_virtual:
             self._advance(delivered)

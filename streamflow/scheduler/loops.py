@@ -62,21 +62,21 @@ class AsyncioShell:
             if not future.done():
                 future.set_result(None)
 
-        async def wait(shielded: bool) -> None:
-            if not shielded:
-                await future
-                return
-            cancellation = None
-            while not future.done():
-                try:
-                    # wait() leaves the future alone when the task is cancelled.
-                    await self._asyncio.wait((future,))
-                except self._asyncio.CancelledError as error:
-                    cancellation = error
-            if cancellation is not None:
-                raise cancellation
+        def wait(shielded: bool) -> Awaitable[None]:
+            return self._wait_shielded(future) if shielded else future
 
         return wake, wait
+
+    async def _wait_shielded(self, future: Any) -> None:
+        cancellation = None
+        while not future.done():
+            try:
+                # asyncio.wait() leaves the future alone when the task is cancelled.
+                await self._asyncio.wait((future,))
+            except self._asyncio.CancelledError as error:
+                cancellation = error
+        if cancellation is not None:
+            raise cancellation
 
 
 class TrioShell:

@@ -13,13 +13,13 @@ import streamflow as sf
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(90)]
 
 
-def child(body: str) -> subprocess.CompletedProcess[str]:
+def child(*body: str) -> subprocess.CompletedProcess[str]:
     """Run ``body`` inside ``async with sf.Device(backend="cuda") as dev`` in a new process."""
     program = (
         "import asyncio, sys, numpy as np, streamflow as sf\n"
         "async def main():\n"
         '    async with sf.Device(backend="cuda") as dev:\n'
-        + textwrap.indent(textwrap.dedent(body), " " * 8)
+        + textwrap.indent("\n".join(map(textwrap.dedent, body)), " " * 8)
         + "\nasyncio.run(main())\n"
     )
     return subprocess.run(
@@ -36,8 +36,8 @@ fine = sf.Kernel.from_source('extern "C" __global__ void fine(float* x) { x[0] +
 
 def test_c2_a_fault_reaches_every_waiter_and_never_hangs():
     done = child(
-        WILD
-        + """
+        WILD,
+        """
         x = dev.zeros(16, np.float32)
         await x
         a, b = dev.stream("a"), dev.stream("b")
@@ -59,7 +59,7 @@ def test_c2_a_fault_reaches_every_waiter_and_never_hangs():
             dev.zeros(3)
         except sf.DeviceLost:
             print("lost at once")
-        """
+        """,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "lost at once"
@@ -97,8 +97,10 @@ def test_source_that_does_not_compile_shows_the_compilers_log_with_the_line():
             with pytest.raises(sf.CompileFailed, match="nonsense") as caught:
                 await op
             assert "(2)" in caught.value.log
+            with pytest.raises(sf.UpstreamFailed):
+                await dev.get(x)
             with pytest.raises(sf.CompileFailed):
-                await dev.launch(broken, x)
+                await dev.launch(broken, dev.zeros(4, np.float32))
             return await dev.get(dev.full(4, 1.0))
 
     assert asyncio.run(main()).tolist() == [1, 1, 1, 1]

@@ -165,7 +165,7 @@ def test_split_parts_are_independent_and_the_whole_waits_for_all(run, open_devic
             whole = dev.zeros(1000, np.float32)
             await whole
             left, right = whole.split(2)
-            stall = open_device.stall(dev, slow)
+            stall = open_device.stall(dev, slow, 1.5)
             dev.launch(add_one, left, 500, stream=slow)
             quick = dev.launch(add_one, right, 500)
             await quick  # not held up by its neighbour
