@@ -25,7 +25,7 @@ from streamflow.runtime.core import Core
 from streamflow.runtime.kernel import Kernel
 from streamflow.runtime.launch import Launcher
 from streamflow.runtime.op import Op
-from streamflow.runtime.stream import Lane, Stream, explicit_line
+from streamflow.runtime.stream import ENTERED, Lane, Stream, explicit_line
 from streamflow.runtime.transfers import Transfers, fill_pattern
 from streamflow.scheduler.loops import current_shell
 from streamflow.scheduler.placement import least_loaded
@@ -194,7 +194,9 @@ class Device:
             core.check_open()
         checked = checked_dtype(dtype)
         dims, size = checked_shape(shape, checked.itemsize)
-        line = explicit_line(core, stream) or least_loaded(core.compute)
+        line = explicit_line(core, stream) if stream is not None or ENTERED.get() else None
+        if line is None:
+            line = least_loaded(core.compute)
         return core.memory.array(dims, size, checked, line)
 
     def zeros(

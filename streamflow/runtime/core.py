@@ -355,7 +355,7 @@ class Core:
     def close_line(self, line: Timeline) -> None:
         """Destroy a stream nobody submits to any more, once nothing is parked on it."""
         if line.parked_tail is not None or line.waiting:
-            self._dropped_lines.append(line)
+            self.post_line(line)  # again later
             return
         stream, line.stream = line.stream, None
         if stream is not None:

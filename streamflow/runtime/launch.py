@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import index
 from typing import Any
 
@@ -17,7 +17,7 @@ from streamflow.runtime.op import Op, OpState, next_seq
 from streamflow.runtime.parking import Parked
 from streamflow.runtime.stream import ENTERED, Stream, current_line, explicit_line
 from streamflow.scheduler.hazards import Region
-from streamflow.scheduler.placement import choose_lane
+from streamflow.scheduler.placement import choose_lane, least_loaded
 from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
 
 __all__ = ["Launcher"]
@@ -53,8 +53,13 @@ class _Plan:
         self.is_loading = False
         self.parked: list[Parked] = []
         self.num = len(kernel.parameters)
-        self.scalars: list[tuple[int, Callable[[Any], Any]]] = [
-            (place, convert) for place, convert in enumerate(kernel.converters) if convert
+        # Ints within the bounds go to the driver as they are; the converter sees the others.
+        self.scalars = [
+            (place, *_plain_bounds(parameter.dtype), convert)
+            for place, (parameter, convert) in enumerate(
+                zip(kernel.parameters, kernel.converters, strict=True)
+            )
+            if convert is not None
         ]
         self.arrays = [
             (place, parameter.dtype, parameter.access)
@@ -93,7 +98,7 @@ class Launcher:
         The hot path of the library: one function, nothing called that can be inlined
         (docs/explanation/performance has the figures).
         """
-        core = self._core
+        core, lanes = self._core, self._lanes
         if core.needs_check or self._current_loop() is not self._loop:
             core.check_open()
         plan = self._plans.get(kernel)
@@ -111,8 +116,10 @@ class Launcher:
         largest = 0
         is_plain = not after and plan.handle is not None and core.instrument is None
         is_overwrite = True
-        for place, convert in plan.scalars:
-            values[place] = convert(args[place])
+        for place, low, high, convert in plan.scalars:
+            value = args[place]
+            if value.__class__ is not int or not low <= value <= high:
+                values[place] = convert(value)
         for place, dtype, access in plan.arrays:
             value = args[place]
             if (
@@ -163,7 +170,12 @@ class Launcher:
                     break  # parked: so is this op
             else:
                 if line is None:
-                    line = choose_lane(self._lanes, deps)
+                    for dep in deps:  # as choose_lane does
+                        line = dep.timeline
+                        if dep.position == line.position and line in lanes:
+                            break
+                    else:
+                        line = least_loaded(lanes)
                 if line.parked_tail is None and (
                     # The parking looks closer at a full window, and retires now and then.
                     (
@@ -173,57 +185,41 @@ class Launcher:
                     )
                     or core.parking.has_room(line)
                 ):
-                    self._go(op, line, deps, plan.handle, config, values)
-                    ticket = op.ticket
+                    num_calls, ticket = 2, op.ticket
+                    target: Any = line.stream
+                    try:
+                        for dep in deps:
+                            if dep.timeline is not line:
+                                waits = needed_waits(line, deps)
+                                for wait in waits:
+                                    target.wait(wait.event)
+                                if waits:
+                                    line.join(waits)
+                                    num_calls += len(waits)
+                                break
+                        self._launch(target, config, plan.handle, *values)
+                        events = core.events
+                        event = events.pop() if events else core.take_event()
+                        target.record(event)
+                    except Exception as error:
+                        core.parking.submission_failed(op, error, deps)
+                    else:  # Timeline.advance and Core.submitted
+                        line.position = position = line.position + num_calls
+                        ticket.timeline = line
+                        ticket.position = position
+                        ticket.seen = line.clock
+                        ticket.event = event
+                        line.inflight.append(ticket)
+                        core.num_submitted += 1
+                        op._state = _SUBMITTED
                     for region in reads:
                         region.record_read(ticket)
                     for region in writes:
                         region.last_write = ticket
-                        if region.reads:
-                            region.reads = []
+                        region.reads = ()
                     return op
         self._submit(op, plan, config, values, reads, writes, line, after, is_overwrite)
         return op
-
-    def _go(
-        self,
-        op: Op[None],
-        line: Timeline,
-        deps: list[Ticket],
-        handle: Any,
-        config: Any,
-        values: list[Any],
-    ) -> None:
-        """:meth:`Parking.go` for a launch that nothing holds back."""
-        core = self._core
-        stream = line.stream
-        num_calls = 2
-        try:
-            for dep in deps:
-                if dep.timeline is not line:
-                    waits = needed_waits(line, deps)
-                    for wait in waits:
-                        stream.wait(wait.event)
-                    if waits:
-                        line.join(waits)
-                        num_calls += len(waits)
-                    break
-            self._launch(stream, config, handle, *values)
-            events = core.events
-            event = events.pop() if events else core.take_event()
-            stream.record(event)
-        except Exception as error:
-            core.parking.submission_failed(op, error, deps)
-            return
-        line.position = position = line.position + num_calls
-        ticket = op.ticket
-        ticket.timeline = line
-        ticket.position = position
-        ticket.seen = line.clock
-        ticket.event = event
-        line.inflight.append(ticket)
-        core.num_submitted += 1
-        op._state = _SUBMITTED
 
     # -- the general way ------------------------------------------------------------------
 
@@ -364,6 +360,14 @@ class Launcher:
         if value._memory.is_freed:
             raise Closed(f"{what}: {value!r} was freed")
         raise TypeError(f"{what} takes {parameter.dtype}, found {value.dtype}")
+
+
+def _plain_bounds(dtype: Any) -> tuple[int, int]:
+    """The ints that a parameter of ``dtype`` takes unconverted; none if low > high."""
+    if dtype is None or dtype.kind not in "iu":
+        return 1, 0
+    limits = np.iinfo(dtype)
+    return int(limits.min), min(int(limits.max), 2**63 - 1)
 
 
 _EMPTY: Any = object()

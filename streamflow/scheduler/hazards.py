@@ -7,7 +7,7 @@ looks at every region that overlaps it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from streamflow.scheduler.timeline import Ticket
 
@@ -25,10 +25,10 @@ class Region:
         The op that allocated the memory.
     last_write : Ticket
         The latest write in program order; at first the allocation.
-    reads : list of Ticket
+    reads : sequence of Ticket
         Reads in program order since ``last_write``, thinned to the latest per stream.
         Parked ones stay apart, since they have no position yet.
-    overlapping : list of Region
+    overlapping : sequence of Region
         Every other region of the allocation that shares bytes with this one.
     """
 
@@ -45,9 +45,9 @@ class Region:
     def __init__(self, allocation: Ticket, start: int, stop: int) -> None:
         self.allocation = allocation
         self.last_write = allocation
-        self.reads: list[Ticket] = []
+        self.reads: Sequence[Ticket] = ()  # a list once there are any
         self._thin_at = _THIN_AT
-        self.overlapping: list[Region] = []
+        self.overlapping: Sequence[Region] = ()  # a list once there are any
         self.start = start
         self.stop = stop
 
@@ -64,10 +64,10 @@ class Region:
         part.reads = list(self.reads)
         for other in (root, *root.overlapping):
             if other.start < stop and start < other.stop:
-                other.overlapping.append(part)
-                part.overlapping.append(other)
+                other.overlapping = [*other.overlapping, part]
+                part.overlapping = [*part.overlapping, other]
         if part not in root.overlapping:  # an empty part shares no bytes, but is found again
-            root.overlapping.append(part)
+            root.overlapping = [*root.overlapping, part]
         return part
 
     def before_read(self, into: list[Ticket]) -> None:
@@ -102,7 +102,11 @@ class Region:
     def record_read(self, ticket: Ticket) -> None:
         """Note a read, in program order."""
         reads = self.reads
-        if reads and ticket.position:
+        if not reads:
+            self.reads = [ticket]
+            return
+        assert isinstance(reads, list)
+        if ticket.position:
             latest = reads[-1]
             if latest.position and latest.timeline is ticket.timeline:
                 reads[-1] = ticket
@@ -115,12 +119,11 @@ class Region:
     def record_write(self, ticket: Ticket) -> None:
         """Note a write of the whole region, in program order."""
         self.last_write = ticket
-        if self.reads:
-            self.reads = []
+        self.reads = ()
         for other in self.overlapping:
             if self.start <= other.start and other.stop <= self.stop:
                 other.last_write = ticket
-                other.reads = []
+                other.reads = ()
 
 
 def add_unpassed(ticket: Ticket, into: list[Ticket]) -> None:
@@ -137,7 +140,7 @@ def add_unpassed(ticket: Ticket, into: list[Ticket]) -> None:
         into.append(ticket)
 
 
-def _thinned(reads: list[Ticket]) -> list[Ticket]:
+def _thinned(reads: Sequence[Ticket]) -> list[Ticket]:
     latest: dict[object, Ticket] = {}
     parked: list[Ticket] = []
     for read in reads:

@@ -137,14 +137,14 @@ class Ticket:
         "timeline",
     )
 
-    timeline: Timeline
+    timeline: Timeline  # these three from submission on
+    seen: Clock
+    event: Any
 
     def __init__(self, seq: int, op: Any = None) -> None:
         self.seq = seq
         self.op = op
         self.position = 0
-        self.seen: Clock = _NOTHING_SEEN
-        self.event: Any = None
         self.failure: BaseException | None = None
         self.inherited: tuple[Ticket, ...] = ()
         self.holds = 0  # users of the event besides the timeline; it is not pooled until 0
