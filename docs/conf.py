@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version as installed_version
+import tomllib
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+_ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(_ROOT), str(_ROOT / "docs/_ext")]
+_PROJECT = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 project = "streamflow"
 author = "the streamflow authors"
-release = version = installed_version("streamflow-cuda")
+release = version = _PROJECT["version"]
 
 extensions = [
     "myst_parser",

@@ -84,6 +84,13 @@ class Settings:
     ) -> Settings:
         """Read ``STREAMFLOW_<NAME>`` for every field; keywords win.
 
+        Parameters
+        ----------
+        environ : mapping of str to str
+            Where the variables are looked up.
+        **overrides
+            Fields by name.
+
         Raises
         ------
         ValueError

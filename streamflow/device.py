@@ -202,13 +202,27 @@ class Device:
     def zeros(
         self, shape: Any, dtype: Any = np.float64, *, stream: Stream | None = None
     ) -> DeviceArray:
-        """:meth:`empty`, then :meth:`fill` with zero on the same stream."""
+        """:meth:`empty`, then :meth:`fill` with zero on the same stream.
+
+        Parameters
+        ----------
+        shape, dtype, stream
+            As for :meth:`empty`, and so are the order and the errors.
+        """
         return self.full(shape, 0, dtype, stream=stream)
 
     def full(
         self, shape: Any, value: Any, dtype: Any = np.float64, *, stream: Stream | None = None
     ) -> DeviceArray:
-        """:meth:`empty`, then :meth:`fill` with ``value`` on the same stream."""
+        """:meth:`empty`, then :meth:`fill` with ``value`` on the same stream.
+
+        Parameters
+        ----------
+        shape, dtype, stream
+            As for :meth:`empty`, and so are the order and the errors.
+        value : scalar
+            As for :meth:`fill`; refused before anything is allocated.
+        """
         fill_pattern(value, checked_dtype(dtype))  # refuse before anything is allocated
         array = self.empty(shape, dtype, stream=stream)
         self._transfers.fill(
@@ -217,7 +231,25 @@ class Device:
         return array
 
     def fill(self, array: DeviceArray, value: Any, *, stream: Stream | None = None) -> Op[None]:
-        """Write ``value`` to every element, after all earlier uses of the array."""
+        """Write ``value`` to every element.
+
+        Parameters
+        ----------
+        array : DeviceArray
+        value : scalar
+            One that the array's dtype can hold.
+        stream : Stream, optional
+            Default: the current stream, else a compute lane.
+
+        Ordering
+        --------
+        After every earlier use of ``array``; later uses come after it.
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            ``value`` is not a scalar that the dtype can hold.
+        """
         self._core.check_open()
         return self._transfers.fill(array, value, explicit_line(self._core, stream))
 
@@ -294,6 +326,15 @@ class Device:
         self, dst: Any, src: Any, *, stream: Stream | None = None, after: Sequence[Any] = ()
     ) -> Op[Any]:
         """Copy ``src`` to ``dst``, each an array of this device, of another one, or an ndarray.
+
+        Parameters
+        ----------
+        dst, src : DeviceArray or ndarray
+            Of one shape and dtype. Where ``src`` is on the host, as in :meth:`put`; where
+            ``dst`` is, as in :meth:`get`.
+        stream, after
+            As in :meth:`put`; the default lane is that of the copy's direction, and a
+            compute lane within a device and between two.
 
         Ordering
         --------

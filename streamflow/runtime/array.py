@@ -126,6 +126,11 @@ class DeviceArray:
     def free(self, *, stream: Stream | None = None) -> Op[None]:
         """Queue the free of the whole allocation behind all its uses.
 
+        Parameters
+        ----------
+        stream : Stream, optional
+            Default: picked as below.
+
         Ordering
         --------
         On ``stream`` if given; else on the stream of the only outstanding use, which
@@ -158,7 +163,12 @@ class DeviceArray:
     # -- views -----------------------------------------------------------------------------
 
     def reshape(self, *shape: int | tuple[int, ...]) -> DeviceArray:
-        """The same elements in another shape; one dimension may be -1. Shares hazards.
+        """The same elements in another shape. Shares hazards.
+
+        Parameters
+        ----------
+        *shape : int or tuple of int
+            One dimension may be -1: what the others leave.
 
         Raises
         ------
@@ -177,6 +187,11 @@ class DeviceArray:
 
     def view(self, dtype: Any = None) -> DeviceArray:
         """The same bytes as another dtype, as NumPy's ``view``. Shares hazards.
+
+        Parameters
+        ----------
+        dtype : dtype-like, optional
+            Default: the same one.
 
         Raises
         ------
@@ -231,6 +246,13 @@ class DeviceArray:
     def split(self, num_parts: int) -> tuple[DeviceArray, ...]:
         """Disjoint parts along the first dimension, with hazards of their own.
 
+        Parameters
+        ----------
+        num_parts : int
+            At least 1.
+
+        Ordering
+        --------
         Ops on different parts are not ordered against each other; an op on the whole
         array is ordered against all of them. The first parts are one row longer where
         the rows don't divide evenly, as in ``numpy.array_split``.

@@ -14,6 +14,11 @@ __all__ = ["as_completed", "gather"]
 async def gather(*ops: Op[Any]) -> list[Any]:
     """The results of ``ops`` in the order given.
 
+    Parameters
+    ----------
+    *ops : Op
+        Of any devices of this loop.
+
     Raises
     ------
     Exception
@@ -27,6 +32,11 @@ async def gather(*ops: Op[Any]) -> list[Any]:
 
 async def as_completed(ops: Iterable[Op[Any]]) -> AsyncIterator[Op[Any]]:
     """Yield each op once it has ended, in the order they end; failed ones too.
+
+    Parameters
+    ----------
+    ops : iterable of Op
+        Of any devices of this loop.
 
     Ask the op for its :meth:`~Op.result`. Leaving early detaches from the rest.
     """

@@ -175,7 +175,14 @@ class Op(Generic[T]):
         return result
 
     def add_done_callback(self, callback: Callable[[Op[T]], object]) -> None:
-        """Call ``callback(op)`` on the loop once the op has ended; at once if it has."""
+        """Call ``callback(op)`` on the loop once the op has ended.
+
+        Parameters
+        ----------
+        callback : callable
+            Called in a later turn of the loop, so it may submit; called before this returns
+            if the op has ended already.
+        """
         self._core.check_here()
         if self.done():
             callback(self)

@@ -115,7 +115,14 @@ class Trace:
 
     @classmethod
     def of(cls, ops: tuple[TracedOp, ...], edges: tuple[TracedEdge, ...] = ()) -> Trace:
-        """A finished trace with these ops and edges."""
+        """A finished trace, made by hand.
+
+        Parameters
+        ----------
+        ops : tuple of TracedOp
+        edges : tuple of TracedEdge
+            Both ends of each are among ``ops``.
+        """
         return cls(lambda: (ops, edges))
 
     @property

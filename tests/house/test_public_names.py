@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import streamflow
+
+
+# "Parameters" and what stands under it, up to the next heading.
+PARAMETERS = re.compile(r"^Parameters\n-+\n(.*?)(?=^\w[\w ]*\n-+\n|\Z)", re.MULTILINE | re.DOTALL)
+AS_ELSEWHERE = re.compile(r"Parameters and errors are those of\s+:\w+:`")
 
 
 def public_objects() -> Iterator[tuple[str, object]]:
@@ -41,10 +47,51 @@ def test_every_public_name_has_a_docstring_of_its_own() -> None:
     assert not silent
 
 
+def test_every_parameter_of_a_public_function_is_described() -> None:
+    missing: dict[str, list[str]] = {}
+    for name, found in public_objects():
+        if inspect.isclass(found):
+            continue
+        text = inspect.getdoc(found) or ""
+        section = PARAMETERS.search(text)
+        lines = section[1].splitlines() if section else []
+        described = {
+            word for line in lines if line[:1].strip() for word in re.findall(r"\w+", line)
+        }
+        takes = [each for each in inspect.signature(found).parameters if each not in ("self", "cls")]
+        left_out = [each for each in takes if each not in described]
+        if left_out and not AS_ELSEWHERE.search(text):
+            missing[name] = left_out
+    assert not missing
+
+
+def test_every_public_name_is_in_the_reference(root: Path) -> None:
+    page = (root / "docs/reference/api.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^\.\. auto(?:class|function|exception):: streamflow\.(\w+)$", page, re.M))
+    errors = {name for name in streamflow.__all__ if _is_error(name)}
+    assert ".. automodule:: streamflow.errors" in page  # all of them at once
+    assert shown == set(streamflow.__all__) - errors
+
+
+def _is_error(name: str) -> bool:
+    found = getattr(streamflow, name)
+    return inspect.isclass(found) and found.__module__ == "streamflow.errors"
+
+
 def test_the_version_is_written_in_one_place(root: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert version(project["name"]) == project["version"]
-    assert getattr(streamflow, "__version__", project["version"]) == project["version"]
+    repeated = [
+        path.relative_to(root).as_posix()
+        for path in (root / "streamflow").rglob("*.py")
+        if f'"{project["version"]}"' in path.read_text(encoding="utf-8")
+    ]
+    assert not repeated
+    try:
+        installed = version(project["name"])
+    except PackageNotFoundError:  # run from a checkout: there is no metadata to agree with
+        return
+    assert installed == project["version"]
+    assert streamflow.__version__ == project["version"]
 
 
 def test_importing_touches_no_driver_and_no_backend() -> None:

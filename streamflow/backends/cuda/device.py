@@ -110,9 +110,8 @@ class CudaBackend:
     def close(self) -> None:
         """Destroy the streams and pools still held; waits for nothing.
 
-        Where work is still running, all of it is kept for good instead: on an H200 with
-        driver 580.159 the process crashed in a later allocation after a stream and a pool
-        with stream-ordered memory still pending were destroyed.
+        Where memory is in use or work is running, all of it is kept for good instead
+        (see :meth:`destroy_pool`).
         """
         if self._is_closed:
             return
@@ -123,22 +122,22 @@ class CudaBackend:
             self._kernels.clear()
             self._streams.forget()
             return
-        self.set_current()
-        if not self._streams.are_idle():
-            _QUARANTINE.append((self._kernels, self._streams, pools))
-            return
-        failed: list[DriverCallError] = []
-        self._kernels.clear()
-        self._streams.close()
-        for pool in pools.values():
-            # Returns at once; memory still in use goes back when it is freed.
-            (error,) = driver.cuMemPoolDestroy(pool)
-            if error:
-                failed.append(DriverCallError(error, "cuMemPoolDestroy"))
-        # A fault that shows only now is not close()'s to report: the ops report it.
-        for failure in failed:
-            if not isinstance(self.translate(failure, "closing"), DeviceLost):
-                raise failure
+        held = (self._kernels, self._streams, pools)
+        try:
+            self.set_current()
+            is_used = any(self.pool_info(pool).used_nbytes for pool in pools.values())
+            if is_used or not self._streams.are_idle():
+                _QUARANTINE.append(held)
+                return
+            self._kernels.clear()
+            self._streams.close()
+            for pool in pools.values():
+                check(driver.cuMemPoolDestroy(pool), "cuMemPoolDestroy")
+        except DriverCallError as error:
+            # A fault that shows only now is not close()'s to report: the ops report it.
+            _QUARANTINE.append(held)
+            if not isinstance(self.translate(error, "closing"), DeviceLost):
+                raise
 
     def translate(self, error: BaseException, doing: str) -> StreamflowError:
         """``error`` as one of streamflow's; remembers that the device is lost."""
@@ -192,9 +191,17 @@ class CudaBackend:
         return pool
 
     def destroy_pool(self, pool: Any, /) -> None:
-        """Destroy it; its memory goes back once all of it is freed."""
-        if self._pools.pop(int(pool), None) is not None:
-            check(driver.cuMemPoolDestroy(pool), "cuMemPoolDestroy")
+        """Give back what the pool does not use now, and the rest as it is freed.
+
+        The pool itself is destroyed by :meth:`close`, once nothing is in use or running:
+        on an H200 with driver 580.159, destroying one that was in use made a later
+        allocation from another pool crash the process.
+        """
+        if int(pool) in self._pools:
+            threshold = driver.cuuint64_t(0)
+            attribute = _POOL.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+            check(driver.cuMemPoolSetAttribute(pool, attribute, threshold), "cuMemPoolSetAttribute")
+            self.trim_pool(pool, 0)
 
     def pool_info(self, pool: Any, /) -> PoolInfo:
         """The pool's counters now."""
