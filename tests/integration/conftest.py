@@ -51,11 +51,12 @@ SPIN = sf.Kernel.from_source(
 class Opener:
     """Opens devices of one backend and stalls their streams in the way that backend can."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, clock: str = "virtual") -> None:
         self.backend = backend
+        self.clock = clock
 
     def __call__(self, index: int = 0, **settings: Any) -> sf.Device:
-        settings.setdefault("sim_clock", "virtual")
+        settings.setdefault("sim_clock", self.clock)
         return sf.Device(index, backend=self.backend, settings=sf.Settings(**settings))
 
     def stall(self, dev: sf.Device, stream: sf.Stream, seconds: float = 0.3) -> Stall:
@@ -74,10 +75,10 @@ class Stall:
             self._gate.release()
 
 
-@pytest.fixture(params=["sim", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["virtual", "wall", pytest.param("cuda", marks=pytest.mark.gpu)])
 def open_device(request: pytest.FixtureRequest) -> Opener:
-    """Open a device of one of the backends; the simulator has the virtual clock."""
-    return Opener(request.param)
+    """Open a device of one of the backends; the simulator with each of its clocks."""
+    return Opener("cuda") if request.param == "cuda" else Opener("sim", request.param)
 
 
 @sf.kernel(
