@@ -76,7 +76,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types."""
-    _install(session, "demo", "lint")
+    _install(session, "demo", "lint", "test")
     session.run("mypy", *session.posargs)
 
 

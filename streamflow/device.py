@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from streamflow.runtime.launch import Launcher
 from streamflow.runtime.op import Op
 from streamflow.runtime.stream import ENTERED, Lane, Stream, explicit_line
 from streamflow.runtime.transfers import Transfers, fill_pattern
-from streamflow.scheduler.loops import current_shell
+from streamflow.scheduler.loops import Shell, current_shell
 from streamflow.scheduler.placement import least_loaded
 from streamflow.scheduler.reaper import run_orphans_blocking
 from streamflow.trace.model import Trace
@@ -48,6 +49,54 @@ class DeviceStats:
     memory: PoolInfo
     pinned_nbytes: int
     """Pinned bytes under the budget of results, live and cached."""
+
+
+class _Opening:
+    """Opens a device on a thread, and closes it again if nobody waits for it any more."""
+
+    def __init__(self, name: str, index: int, settings: Settings, shell: Shell) -> None:
+        self._name = name
+        self._index = index
+        self._settings = settings
+        self._shell = shell
+        self._lock = threading.Lock()
+        self._is_abandoned = False
+        self._core: Core | None = None
+
+    def run_blocking(self) -> Core:
+        run_orphans_blocking()
+        backend = open_backend(self._name, self._index, self._settings, self._shell.key)
+        try:
+            backend.set_current()
+            core = Core(backend, self._shell, self._settings)
+            nbytes = 512
+            while nbytes <= SMALL_NBYTES:  # so that small copies need not wait for pinning
+                core.pinned.acquire_blocking(nbytes).release()
+                nbytes *= 2
+        except BaseException:
+            backend.close()
+            raise
+        with self._lock:
+            if not self._is_abandoned:
+                self._core = core
+                return core
+        _close_unused_blocking(core)
+        raise Closed("entering the device was cancelled")
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._is_abandoned = True
+            core = self._core
+        if core is not None:
+            threading.Thread(target=_close_unused_blocking, args=(core,), daemon=True).start()
+
+
+def _close_unused_blocking(core: Core) -> None:
+    core.backend.set_current()
+    core.staging.close_blocking()
+    core.pinned.close_blocking()
+    core.memory.close()
+    core.backend.close()
 
 
 class Device:
@@ -83,6 +132,7 @@ class Device:
             raise ValueError(f"a device index is not negative, found {index}")
         self.settings = Settings.from_environment() if settings is None else settings
         self._wanted = self.settings.backend if backend == "auto" else backend
+        self._is_entered = False
         self._name: str | None = None
         self._why: str | None = None
         self._core_or_none: Core | None = None
@@ -90,12 +140,12 @@ class Device:
     # -- life ------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Device:
-        if self._name is not None:
+        if self._is_entered:
             raise RuntimeError("a Device is entered once: make another one")
+        self._is_entered = True
         shell = current_shell()
         in_thread = anyio.to_thread.run_sync
         name, self._why = await in_thread(choose_backend, self._wanted)
-        self._name = name
         if self._why is not None:
             warnings.warn(
                 f"running on the simulator: {self._why}. Pass backend='sim' to make that a "
@@ -103,28 +153,17 @@ class Device:
                 SimulatorWarning,
                 stacklevel=2,
             )
-
-        def build_blocking(name: str) -> None:
-            run_orphans_blocking()
-            backend = open_backend(name, self.index, self.settings, shell.key)
-            try:
-                backend.set_current()
-                core = Core(backend, shell, self.settings)
-                nbytes = 512
-                while nbytes <= SMALL_NBYTES:  # so that small copies never wait for pinning
-                    core.pinned.acquire_blocking(nbytes).release()
-                    nbytes *= 2
-                self._build(core)
-            except BaseException:
-                backend.close()
-                raise
-
+        opening = _Opening(name, self.index, self.settings, shell)
         try:
-            await in_thread(build_blocking, name)
+            core = await in_thread(opening.run_blocking)
         except BaseException:
-            self._name = None
+            # A native cancellation leaves the thread at work: what it opens is nobody's.
+            opening.abandon()
             raise
-        self._core.backend.set_current()
+        self._name = name
+        core.backend.set_current()
+        core.poller.open()
+        self._build(core)
         return self
 
     def _build(self, core: Core) -> None:
@@ -147,16 +186,18 @@ class Device:
     ) -> None:
         core = self._core
         core.check_here()
+        if core.is_closing:
+            return
         is_drained = await close(core)
         if error is not None:
             return  # the body's own error comes first
-        if core.lost is None or not core.is_loss_seen:
-            raise_failures(core)
         if not is_drained and core.lost is None:
             raise TimeoutError(
                 f"device {self.index} was left with work that did not end within "
                 f"close_timeout_s={self.settings.close_timeout_s}"
             )
+        if core.lost is None or not core.is_loss_seen:
+            raise_failures(core)
 
     @property
     def _core(self) -> Core:
@@ -202,13 +243,7 @@ class Device:
     def zeros(
         self, shape: Any, dtype: Any = np.float64, *, stream: Stream | None = None
     ) -> DeviceArray:
-        """:meth:`empty`, then :meth:`fill` with zero on the same stream.
-
-        Parameters
-        ----------
-        shape, dtype, stream
-            As for :meth:`empty`, and so are the order and the errors.
-        """
+        """:meth:`full` of zeros. Parameters and errors are those of :meth:`empty`."""
         return self.full(shape, 0, dtype, stream=stream)
 
     def full(
@@ -225,9 +260,7 @@ class Device:
         """
         fill_pattern(value, checked_dtype(dtype))  # refuse before anything is allocated
         array = self.empty(shape, dtype, stream=stream)
-        self._transfers.fill(
-            array, value, explicit_line(self._core, stream) or array.allocation.ticket.timeline
-        )
+        self._transfers.fill(array, value, stream, array.allocation.ticket.timeline)
         return array
 
     def fill(self, array: DeviceArray, value: Any, *, stream: Stream | None = None) -> Op[None]:
@@ -251,7 +284,7 @@ class Device:
             ``value`` is not a scalar that the dtype can hold.
         """
         self._core.check_open()
-        return self._transfers.fill(array, value, explicit_line(self._core, stream))
+        return self._transfers.fill(array, value, stream)
 
     # -- copies ------------------------------------------------------------------------------
 
@@ -489,7 +522,10 @@ class Device:
     @property
     def memory(self) -> PoolInfo:
         """The device's own pool, in bytes."""
-        return self._core.backend.pool_info(self._core.memory.pool)
+        core = self._core
+        if core.is_closed:
+            raise Closed(f"device {self.index} is closed")
+        return core.backend.pool_info(core.memory.pool)
 
     @property
     def pinned(self) -> PinnedPool:

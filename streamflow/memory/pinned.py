@@ -7,6 +7,7 @@ neither happens on the event loop: the loop only takes cached blocks.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,9 @@ class PinnedBlock:
 
     def as_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """An ndarray that *is* this block; the block returns when the array is collected."""
-        return np.asarray(_Loan(self, shape, dtype))
+        nbytes = math.prod(shape) * dtype.itemsize
+        # As bytes first: the array interface cannot express every structured dtype.
+        return np.asarray(_Loan(self, nbytes)).view(dtype).reshape(shape)
 
 
 class _Loan:
@@ -54,13 +57,12 @@ class _Loan:
 
     __slots__ = ("__array_interface__", "_block")
 
-    def __init__(self, block: PinnedBlock, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, block: PinnedBlock, nbytes: int) -> None:
         self._block = block
         self.__array_interface__ = {
             "version": 3,
-            "shape": shape,
-            "typestr": dtype.str,
-            "descr": dtype.descr,
+            "shape": (nbytes,),
+            "typestr": "|u1",
             "data": (block.address, False),
         }
 
@@ -106,38 +108,65 @@ class PinnedPool:
             self.num_live += 1
             return PinnedBlock(self, addresses.pop(), size, size > SMALL_NBYTES)
 
-    def has_room(self, nbytes: int) -> bool:
-        """Whether pinning ``nbytes`` more, after dropping cached blocks, keeps the budget."""
+    def reserve(self, nbytes: int) -> bool:
+        """Set budget aside for a block of ``nbytes``, dropping cached ones; False if too little.
+
+        Undone by :meth:`unreserve`, used up by :meth:`acquire_reserved_blocking`.
+        """
         size = _class_nbytes(nbytes)
+        if size <= SMALL_NBYTES:
+            return True
         with self._lock:
             cached = sum(
                 size * len(addresses)
-                for size, addresses in self._free.items()
+                for size, addresses in list(self._free.items())
                 if size > SMALL_NBYTES
             )
-            return self.counted_nbytes - cached + size <= self.budget_nbytes
+            if self.counted_nbytes - cached + size > self.budget_nbytes:
+                return False
+            self.counted_nbytes += size
+            return True
 
-    def acquire_blocking(self, nbytes: int) -> PinnedBlock:
-        """A block of at least ``nbytes``, pinned now if none is cached. Worker threads only."""
+    def unreserve(self, nbytes: int) -> None:
+        """Give a reservation back."""
+        size = _class_nbytes(nbytes)
+        if size > SMALL_NBYTES:
+            with self._lock:
+                self.counted_nbytes -= size
+
+    def acquire_reserved_blocking(self, nbytes: int) -> PinnedBlock:
+        """A block of at least ``nbytes`` that was reserved; worker threads only."""
         block = self.try_acquire(nbytes)
-        if block is not None:
+        if block is not None:  # one came back meanwhile
+            self.unreserve(nbytes)
             return block
         size = _class_nbytes(nbytes)
         if size <= SMALL_NBYTES:
+            return self._carve_blocking(nbytes, size)
+        try:
+            self._keep_budget_blocking()
+            address = self._allocate_blocking(size)
+        except BaseException:
+            self.unreserve(nbytes)
+            raise
+        with self._lock:
+            self.num_live += 1
+        return PinnedBlock(self, address, size, True)
+
+    def acquire_blocking(self, nbytes: int) -> PinnedBlock:
+        """A small block, pinned now if none is cached. Worker threads only."""
+        assert nbytes <= SMALL_NBYTES
+        return self.try_acquire(nbytes) or self._carve_blocking(nbytes, _class_nbytes(nbytes))
+
+    def _carve_blocking(self, nbytes: int, size: int) -> PinnedBlock:
+        block = None
+        while block is None:  # another thread may take all of a slab
             slab = self._allocate_blocking(_SLAB_NBYTES)
             with self._lock:
                 self._slabs.append(slab)
                 self._free.setdefault(size, []).extend(range(slab, slab + _SLAB_NBYTES, size))
             block = self.try_acquire(nbytes)
-            if block is None:  # taken by another thread already
-                return self.acquire_blocking(nbytes)
-            return block
-        self._make_room_blocking(size)
-        address = self._allocate_blocking(size)
-        with self._lock:
-            self.counted_nbytes += size
-            self.num_live += 1
-        return PinnedBlock(self, address, size, True)
+        return block
 
     def close_blocking(self) -> None:
         """Unpin what is cached. Blocks still on loan are unpinned after they come back."""
@@ -145,7 +174,7 @@ class PinnedPool:
             self._is_closed = True
             large = [
                 address
-                for size, addresses in self._free.items()
+                for size, addresses in list(self._free.items())
                 if size > SMALL_NBYTES
                 for address in addresses
             ]
@@ -155,14 +184,13 @@ class PinnedPool:
         for address in (*large, *slabs):
             self._free_blocking(address)
 
-    def _make_room_blocking(self, size: int) -> None:
+    def _keep_budget_blocking(self) -> None:
+        """Unpin cached blocks until what is reserved fits."""
         drop: list[int] = []
         with self._lock:
-            for cached, addresses in self._free.items():
+            for cached, addresses in list(self._free.items()):
                 while (
-                    cached > SMALL_NBYTES
-                    and addresses
-                    and self.counted_nbytes + size > self.budget_nbytes
+                    cached > SMALL_NBYTES and addresses and self.counted_nbytes > self.budget_nbytes
                 ):
                     drop.append(addresses.pop())
                     self.counted_nbytes -= cached

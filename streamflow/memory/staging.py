@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from streamflow.backends.base import Backend
+from streamflow.errors import OpCancelled
 from streamflow.memory.layout import pieces
 from streamflow.scheduler.workers import Workers
 
@@ -44,7 +47,8 @@ class _Chunk:
 class _Channel:
     """A private stream and two chunks, used by one worker task at a time."""
 
-    def __init__(self, backend: Backend, chunk_nbytes: int) -> None:
+    def __init__(self, backend: Backend, chunk_nbytes: int, number: int) -> None:
+        self.number = number
         self._backend = backend
         self._chunk_nbytes = chunk_nbytes
         self.stream = backend.create_stream()
@@ -71,8 +75,8 @@ class _Channel:
 class StagingJob:
     """One array on its way. ``done(job)`` runs on the loop when all workers have ended.
 
-    ``ends`` are events that follow every copy the job submitted; whoever uses the
-    memory on the device next waits for them, also when ``error`` is set.
+    ``ends`` are events that follow every copy the job submitted: whoever uses the
+    memory on the device next waits for them. Where ``error`` is set, the copies have ended.
     """
 
     seq: int
@@ -98,8 +102,10 @@ class Staging:
         self._workers = workers
         self._nbytes = {True: in_nbytes, False: out_nbytes}
         self._num = num
-        self._idle: dict[bool, deque[_Channel]] = {True: deque(), False: deque()}
-        self._made: dict[bool, int] = {True: 0, False: 0}
+        self._idle = {
+            is_in: [_Channel(backend, self._nbytes[is_in], n) for n in range(num)]
+            for is_in in (True, False)
+        }
         self._waiting: dict[bool, deque[StagingJob]] = {True: deque(), False: deque()}
         self._active: set[StagingJob] = set()
         self._lock = threading.Lock()
@@ -132,41 +138,39 @@ class Staging:
     def _start_waiting(self, is_in: bool) -> None:
         waiting, idle = self._waiting[is_in], self._idle[is_in]
         nbytes = self._nbytes[is_in]
-        while waiting and (idle or self._made[is_in] < self._num):
+        while waiting and idle:
             job = waiting.popleft()
             self._active.add(job)
-            wanted = max(1, min(-(-job.array.nbytes // nbytes), self._num))
-            channels: list[_Channel] = []
-            while len(channels) < wanted and (idle or self._made[is_in] < self._num):
-                if idle:
-                    channels.append(idle.popleft())
-                else:
-                    channels.append(_Channel(self._backend, nbytes))
-                    self._made[is_in] += 1
+            wanted = max(1, min(-(-job.array.nbytes // nbytes), self._num, len(idle)))
+            channels, idle[:] = idle[:wanted], idle[wanted:]
             job.num_running = len(channels)
             for first, channel in enumerate(channels):
                 self._submit(job, channel, first, len(channels))
 
     def _submit(self, job: StagingJob, channel: _Channel, first: int, step: int) -> None:
         def task() -> None:
+            if job.is_timed:
+                start = self._backend.create_event(timing=True)
+                channel.stream.record(start)
             try:
-                if job.is_timed:
-                    start = self._backend.create_event(timing=True)
-                    channel.stream.record(start)
                 (self._fill if job.is_in else self._drain)(job, channel, first, step)
-            finally:
                 end = self._backend.create_event(timing=job.is_timed)
                 channel.stream.record(end)
-                with self._lock:
-                    job.ends.append(end)
-                    if job.is_timed:
-                        job.starts.append(start)
+            except BaseException:
+                # Nobody will be ordered after these copies: let them end first (R6).
+                channel.stream.sync()
+                raise
+            with self._lock:
+                job.ends.append(end)
+                if job.is_timed:
+                    job.starts.append(start)
 
         def done(_: None, error: BaseException | None) -> None:
             if error is not None and job.error is None:
                 job.error = error
             job.num_running -= 1
-            self._idle[job.is_in].append(channel)
+            # By number, so that an earlier job's copies come first on the engine (rule R15).
+            insort(self._idle[job.is_in], channel, key=attrgetter("number"))
             if job.num_running == 0:
                 self._active.discard(job)
                 job.done(job)
@@ -180,7 +184,7 @@ class Staging:
             if index % step != first:
                 continue
             if job.is_stopped:
-                return
+                raise OpCancelled("staging was stopped: the device is lost or closed")
             chunk = channel.chunk(used)
             used += 1
             np.copyto(chunk.like(piece), piece)
@@ -196,7 +200,7 @@ class Staging:
             if index % step != first:
                 continue
             if job.is_stopped:
-                break
+                raise OpCancelled("staging was stopped: the device is lost or closed")
             if len(pending) == 2:
                 self._copy_out(*pending.popleft())
             chunk = channel.chunk(used)

@@ -51,10 +51,14 @@ class Memory:
             address = self._allocate_traced(op, nbytes, line)
         else:
             stream = line.stream
-            address = self._allocate(nbytes, stream) if nbytes else 0
             events = core.events
             event = events.pop() if events else core.take_event()
-            stream.record(event)
+            address = self._allocate(nbytes, stream) if nbytes else 0
+            try:
+                stream.record(event)
+            except Exception as error:
+                core.parking.unrecorded(op, error)
+                raise core.lost from error  # type: ignore[misc]
             line.advance(op.ticket, 2, event)
             core.num_submitted += 1
             op._state = _SUBMITTED
@@ -75,10 +79,10 @@ class Memory:
             return 1
 
         core.tracer.op_called(op, (), (), ())
-        core.tracer.go(op, run, line, ())
+        core.parking.go(op, run, line, ())
         if op._error is not None:
-            core.observed(op)
-            raise op._error
+            core.observed(op._error)
+            raise op._error.with_traceback(None)
         return address
 
     def _allocate(self, nbytes: int, stream: Any) -> int:
@@ -133,6 +137,8 @@ class Memory:
             return op
         target = line.stream
         num_calls = 2
+        events = core.events
+        event = events.pop() if events else core.take_event()
         try:
             if line is core.free_lane:
                 waits = needed_waits(line, deps)
@@ -142,11 +148,13 @@ class Memory:
                     line.join(waits)
                     num_calls += len(waits)
             core.backend.deallocate(address, target)
-            events = core.events
-            event = events.pop() if events else core.take_event()
+        except Exception as error:
+            core.parking.refused(op, error, line, event, num_calls)
+            return op
+        try:
             target.record(event)
         except Exception as error:
-            core.parking.submission_failed(op, error, deps)
+            core.parking.unrecorded(op, error)
             return op
         line.advance(op.ticket, num_calls, event)
         core.num_submitted += 1

@@ -107,8 +107,10 @@ class DeviceArray:
 
     @property
     def ready(self) -> Op[Any]:
-        """The latest write that was submitted through this array or its base."""
-        op = self._core.op_of(self._region.last_write)
+        """The latest write of this memory, through whichever array."""
+        region = self._region
+        writes = (region.last_write, *(other.last_write for other in region.overlapping))
+        op = self._core.op_of(max(writes, key=lambda ticket: ticket.seq))
         return self._memory.op if op is None else op
 
     @property
@@ -120,7 +122,11 @@ class DeviceArray:
         self._core.check_here()
         if self._staged is not None:
             yield from self._staged.__await__()
-        yield from self.ready.__await__()
+        region = self._region
+        for ticket in (*(other.last_write for other in region.overlapping), region.last_write):
+            op = self._core.op_of(ticket)
+            if op is not None:
+                yield from op.__await__()
         return self
 
     def free(self, *, stream: Stream | None = None) -> Op[None]:
@@ -320,7 +326,7 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
     if known is not None:
         return known
     checked: np.dtype[Any] = np.dtype(dtype)
-    if checked.hasobject or checked.itemsize == 0 or checked.kind in "MmSUT":
+    if checked.hasobject or checked.itemsize == 0 or checked.kind in "MmSUT" or checked.subdtype:
         raise TypeError(
             f"dtype {checked} cannot be moved to a device: use a boolean, integer, floating, "
             "complex or structured type of fixed size"

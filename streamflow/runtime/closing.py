@@ -3,68 +3,70 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from streamflow.errors import DeviceLost
-from streamflow.runtime.op import Op, next_seq
-from streamflow.runtime.parking import Parked
+import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from streamflow.errors import Closed, DeviceLost
+from streamflow.runtime.op import Op, OpState
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
 __all__ = ["close", "drain", "raise_failures"]
 
+_ENDED = (OpState.DONE, OpState.FAILED, OpState.CANCELLED)
+
 
 async def drain(core: Core, *, shielded: bool = False, timeout_s: float | None = None) -> bool:
-    """Wait until nothing is parked, staging or in flight. False if ``timeout_s`` ran out."""
-    wake, wait = core.shell.park()
-    is_over = False
-    timer = None
-
-    def attempt() -> None:
-        if is_over:
-            return
-        op = _oldest_unfinished(core)
-        if op is None:
-            wake()
-        else:
-            op.rare().on_ended.append(attempt)
-            core.want(op)
-
-    def expire() -> None:
-        nonlocal is_over
-        is_over = True
-        wake()
-
+    """Wait until all that was called for so far has ended. False if ``timeout_s`` ran out."""
     core.drain_dropped()
-    for line in core.lines:
+    for line in list(core.lines):
         core.reap(line)
-    if _oldest_unfinished(core) is None:
+    unfinished = _unfinished(core)
+    if not unfinished:
         return True
-    if timeout_s is not None:
-        timer = threading.Timer(timeout_s, lambda: core.shell.call_soon_threadsafe(expire))
-        timer.daemon = True
-        timer.start()
-    attempt()
-    try:
+    wake, wait = core.shell.park()
+
+    def next_one() -> None:
+        while unfinished and unfinished[-1]._state in _ENDED:
+            unfinished.pop()
+        if unfinished:
+            unfinished[-1].rare().on_ended.append(next_one)
+            core.want(unfinished[-1])
+        else:
+            wake()
+
+    next_one()
+    with _Timer(core, timeout_s, wake):
         await wait(shielded)
-    finally:
-        is_over_early, is_over = is_over, True
-        if timer is not None:
-            timer.cancel()
-    return not is_over_early
+    return all(op._state in _ENDED for op in unfinished)
 
 
-def _oldest_unfinished(core: Core) -> Op[Any] | None:
-    if pending := core.pending_ops():
-        return pending[0]
-    for line in core.lines:
-        if line.inflight and core.lost is None:
-            # The newest ends last; one wait per stream is enough.
-            newest: Op[Any] | None = line.inflight[-1].op
-            if newest is not None:
-                return newest
-    return None
+def _unfinished(core: Core) -> list[Op[Any]]:
+    """What is pending, and the newest op of each stream: it ends last there."""
+    newest = [line.inflight[-1].op for line in core.lines if line.inflight]
+    return [*(op for op in newest if op is not None), *core.pending_ops()]
+
+
+class _Timer:
+    """Calls ``wake`` on the loop after a while, unless left before."""
+
+    def __init__(self, core: Core, timeout_s: float | None, wake: Callable[[], None]) -> None:
+        self._timer = None
+        if timeout_s is not None:
+            self._timer = threading.Timer(timeout_s, lambda: core.shell.call_soon_threadsafe(wake))
+            self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        if self._timer is not None:
+            self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def raise_failures(core: Core) -> None:
@@ -73,8 +75,8 @@ def raise_failures(core: Core) -> None:
         core.is_loss_seen = True
         raise DeviceLost(str(core.lost), suspects=core.lost.suspects) from core.lost
     failures = core.take_failures()
-    if failures:
-        exceptions = [e for e in failures if isinstance(e, Exception)]
+    exceptions = [e for e in failures if isinstance(e, Exception)]
+    if exceptions:
         noun = "op" if len(exceptions) == 1 else "ops"
         raise ExceptionGroup(
             f"{len(exceptions)} {noun} failed and nobody asked for the result", exceptions
@@ -82,47 +84,75 @@ def raise_failures(core: Core) -> None:
 
 
 async def close(core: Core) -> bool:
-    """Drain, free and close. False if work was left behind after ``close_timeout_s``."""
+    """Drain, free and close, also while the caller is being cancelled.
+
+    A cancellation is raised at the end, when all is done. False if work was left behind
+    after ``close_timeout_s``: what it uses is never given back.
+    """
+    core.is_closing = core.needs_check = True
     timeout_s = core.settings.close_timeout_s
-    is_drained = await drain(core, shielded=True, timeout_s=timeout_s)
-    if core.lost is None:
-        for op in core.pending_ops():
-            parked: Parked | None = op._rare.parked if op._rare is not None else None
-            if parked is not None and not is_drained:
-                op.cancel()
+    cancellations: list[BaseException] = []
+
+    async def outlast(waiting: Awaitable[Any]) -> None:
+        with anyio.CancelScope(shield=True):
+            try:
+                await waiting
+            except anyio.get_cancelled_exc_class() as cancelled:
+                cancellations.append(cancelled)
+
+    def is_drained() -> bool:
+        return core.lost is not None or all(op._state in _ENDED for op in _unfinished(core))
+
+    await outlast(drain(core, shielded=True, timeout_s=timeout_s))
+    if core.lost is None and is_drained():
         core.memory.free_all()
-        if is_drained:
-            is_drained = await drain(core, shielded=True, timeout_s=timeout_s)
-    core.staging.stop_all()
-    core.is_closed = core.needs_check = True
-
-    def give_back_blocking() -> None:
-        if is_drained:
-            core.staging.close_blocking()
-            core.pinned.close_blocking()
-            if core.lost is None:
-                core.memory.close()
-                for line in core.lines:
-                    if line.stream is not None:
-                        line.stream.close()
-                for event in core.events:
-                    event.close()
-        core.backend.close()
-
-    wake, wait = core.shell.park()
-    errors: list[BaseException] = []
-
-    def done(_: None, error: BaseException | None) -> None:
-        if error is not None:
-            errors.append(error)
-        wake()
-
-    core.background.submit(next_seq(), give_back_blocking, done)
-    core.schedule_turn()
-    await wait(True)
+        await outlast(drain(core, shielded=True, timeout_s=timeout_s))
+    was_drained = is_drained()
+    core.is_closed = True
+    if not was_drained:
+        core.abandon(Closed(_left_behind(core)), keeps_blocks=True)
+    core.poller.close()
     core.background.close()
     core.stagers.close()
-    core.poller.close()
+
+    wake, wait = core.shell.park()
+    errors: list[Exception] = []
+
+    def give_back_blocking() -> None:
+        steps = [core.backend.close]
+        if was_drained and core.lost is None:
+            streams = [line.stream.close for line in core.lines if line.stream is not None]
+            events = [event.close for event in core.events]
+            steps = [core.staging.close_blocking, *streams, *events, core.memory.close, *steps]
+        if was_drained:
+            steps.insert(0, core.pinned.close_blocking)
+        for step in steps:
+            try:
+                step()
+            except Exception as error:
+                errors.append(error)
+        core.shell.call_soon_threadsafe(wake)
+
+    def run_blocking() -> None:
+        try:
+            core.backend.set_current()
+        except Exception as error:
+            errors.append(error)
+        give_back_blocking()
+
+    threading.Thread(target=run_blocking, name="streamflow-close", daemon=True).start()
+    with _Timer(core, timeout_s, wake):
+        await outlast(wait(True))
+    if cancellations:
+        raise cancellations[0]
+    await checkpoint_if_cancelled()
     if errors and core.lost is None:
         raise core.backend.translate(errors[0], "closing the device")
-    return is_drained
+    return was_drained
+
+
+def _left_behind(core: Core) -> str:
+    return (
+        f"device {core.backend.index} was closed with work that did not end within "
+        f"close_timeout_s={core.settings.close_timeout_s}"
+    )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from typing import Any
+
+import anyio
 
 from streamflow.runtime.op import Op
 
@@ -13,6 +16,9 @@ __all__ = ["as_completed", "gather"]
 
 async def gather(*ops: Op[Any]) -> list[Any]:
     """The results of ``ops`` in the order given.
+
+    Cancelled, it detaches from the ops, but waits first for those that write the
+    caller's own memory (rule R8).
 
     Parameters
     ----------
@@ -24,21 +30,30 @@ async def gather(*ops: Op[Any]) -> list[Any]:
     Exception
         The first failure, as soon as it is known; the other ops go on.
     """
-    results: dict[Op[Any], Any] = {}
-    async for op in as_completed(ops):
-        results[op] = op.result()
-    return [results[op] for op in ops]
+    try:
+        async with aclosing(as_completed(ops)) as ended:
+            async for op in ended:
+                if op.exception() is not None:
+                    op.result()
+    except anyio.get_cancelled_exc_class():
+        with anyio.CancelScope(shield=True):
+            for op in ops:
+                if op.writes_host:
+                    await _outlast(op)
+        raise
+    return [op.result() for op in ops]
 
 
-async def as_completed(ops: Iterable[Op[Any]]) -> AsyncIterator[Op[Any]]:
+async def as_completed(ops: Iterable[Op[Any]]) -> AsyncGenerator[Op[Any], None]:
     """Yield each op once it has ended, in the order they end; failed ones too.
+
+    Ask the op for its :meth:`~Op.result`. Leaving early detaches from the rest; trio
+    wants the iterator closed then (``contextlib.aclosing``).
 
     Parameters
     ----------
     ops : iterable of Op
         Of any devices of this loop.
-
-    Ask the op for its :meth:`~Op.result`. Leaving early detaches from the rest.
     """
     waiting = dict.fromkeys(ops)
     ended: deque[Op[Any]] = deque()
@@ -52,11 +67,22 @@ async def as_completed(ops: Iterable[Op[Any]]) -> AsyncIterator[Op[Any]]:
     for op in waiting:
         if not isinstance(op, Op):
             raise TypeError(f"expected ops, found {op!r}")
-    for op in waiting:
-        op.add_done_callback(note)
-    for _ in range(len(waiting)):
-        while not ended:
-            wake, wait = next(iter(waiting))._core.shell.park()
-            await wait(False)
-            wake = None
-        yield ended.popleft()
+    try:
+        for op in waiting:
+            op.add_done_callback(note)
+        for _ in range(len(waiting)):
+            while not ended:
+                wake, wait = next(iter(waiting))._core.shell.park()
+                await wait(False)
+                wake = None
+            yield ended.popleft()
+    finally:
+        for op in waiting:
+            op.remove_done_callback(note)
+
+
+async def _outlast(op: Op[Any]) -> None:
+    try:
+        await op
+    except Exception:  # the caller has been cancelled: the op itself keeps the failure
+        return

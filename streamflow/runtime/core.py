@@ -31,7 +31,7 @@ from streamflow.runtime.parking import Parking
 from streamflow.runtime.poller import Poller
 from streamflow.runtime.tracer import Tracer
 from streamflow.scheduler.completion import count_done
-from streamflow.scheduler.hazards import Region
+from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.loops import Shell
 from streamflow.scheduler.timeline import Ticket, Timeline
 from streamflow.scheduler.workers import Workers
@@ -58,6 +58,7 @@ class Core:
         self.tracer = Tracer(self)
         self.lost: DeviceLost | None = None
         self.is_loss_seen = False
+        self.is_closing = False  # no more submissions
         self.is_closed = False
         self.needs_check = False  # closed, lost, or something dropped: the hot paths look closer
         self.events: list[Any] = []
@@ -68,7 +69,7 @@ class Core:
         self._dropped: deque[tuple[int, Timeline, Region]] = deque()
         self._dropped_lines: deque[Timeline] = deque()
         self._closed_lines: deque[Timeline] = deque()
-        self._failures: dict[Op[Any], None] = {}
+        self._failures: dict[int, BaseException] = {}  # by id; nobody has seen them yet
         self._pending: dict[Op[Any], None] = {}  # parked and staging ops
         self.poller = Poller(self)
         self.completion = self.poller.completion
@@ -112,7 +113,7 @@ class Core:
     def check_open(self) -> None:
         """Raise unless work may be submitted here and now."""
         self.check_here()
-        if self.is_closed:
+        if self.is_closing:
             raise Closed(f"device {self.backend.index} is closed")
         if self.lost is not None:
             self.is_loss_seen = True
@@ -148,6 +149,9 @@ class Core:
         if rare is None:
             return
         self._pending.pop(op, None)
+        if rare.doomed is not None:
+            self.fail(op, rare.doomed)
+            return
         if rare.is_wanted or rare.on_device_done is not None:
             self.completion.want(op.ticket.timeline, time.monotonic())
             rare.is_wanted = True
@@ -158,33 +162,30 @@ class Core:
         ticket = op.ticket
         ticket.failure = error
         if not ticket.position:
-            ticket.inherited = _flattened(inherited)
+            flat: list[Ticket] = []
+            for older in inherited:
+                add_unpassed(older, flat)
+            ticket.inherited = tuple(dict.fromkeys(flat))
         op._error = error
-        self._failures[op] = None
-        state = _CANCELLED if isinstance(error, OpCancelled) else _FAILED
-        self.finish(op, state)
+        is_cancelled = isinstance(error, OpCancelled)
+        if not is_cancelled and not isinstance(error, UpstreamFailed):
+            self._failures[id(error)] = error
+        self.finish(op, _CANCELLED if is_cancelled else _FAILED)
 
-    def observed(self, op: Op[Any]) -> None:
-        """Somebody has seen the failure of ``op``, and so of every op that shares it."""
-        if op._error is self.lost:
+    def observed(self, error: BaseException) -> None:
+        """Somebody has seen ``error``, which may be the failure of several ops."""
+        if error is self.lost:
             self.is_loss_seen = True
-        for other in [other for other in self._failures if other._error is op._error]:
-            del self._failures[other]
+        self._failures.pop(id(error), None)
 
     def take_failures(self) -> list[BaseException]:
         """The failures nobody has seen; they count as seen now.
 
         Root causes only: an op that failed with its upstream says nothing new.
         """
-        failures = dict.fromkeys(op._error for op in self._failures)
+        failures = [error for error in self._failures.values() if error is not self.lost]
         self._failures.clear()
-        return [
-            error
-            for error in failures
-            if error is not None
-            and error is not self.lost
-            and not isinstance(error, (UpstreamFailed, OpCancelled))
-        ]
+        return failures
 
     def op_of(self, ticket: Ticket) -> Op[Any] | None:
         """The op of a ticket that has not retired, or that failed."""
@@ -247,15 +248,19 @@ class Core:
         """
         if isinstance(after, (Op, DeviceArray)):
             after = (after,)
-        tickets = []
+        tickets: list[Ticket] = []
         for item in after:
             if isinstance(item, DeviceArray):
                 item.check_usable()
+                for other in item._region.overlapping:
+                    add_unpassed(other.last_write, tickets)
                 core, ticket = item._core, item._region.last_write
             elif isinstance(item, Op):
                 core, ticket = item._core, item.ticket
             else:
                 raise TypeError(f"after= takes ops and device arrays, found {item!r}")
+            if isinstance(item, Op) and item.kind == "staged":
+                raise ValueError("after= takes ops of the device: pass the array instead")
             if core is not self and core.shell.key != self.shell.key:
                 raise ValueError(f"{item!r} belongs to another event loop")
             if not ticket.is_passed:
@@ -267,7 +272,9 @@ class Core:
         try:
             num = count_done(timeline)
         except Exception as error:
-            self.lose(error, "polling an event")
+            failure = self.lose(error, "polling an event")
+            if self.lost is None:  # whatever it is, nothing can be seen to finish any more
+                self.lose_to(DeviceLost(str(failure)), error)
             return 0
         if num:
             self._retire(timeline, num)
@@ -328,13 +335,31 @@ class Core:
                 self.completion.unwant(ticket.timeline)
         op._rare = None
         if rare.on_retired is not None:
-            rare.on_retired()
+            try:
+                rare.on_retired()
+            except Exception as error:
+                op._error = ticket.failure = error
+                op._state = _FAILED
+                self._failures[id(error)] = error
         for react in rare.on_ended:
             react()
         for wake in rare.wakers:
             wake()
         for callback in rare.callbacks:  # later: it may submit, and we may be in a submission
-            self.shell.call_soon(partial(callback, op))
+            self.call_back(callback, op)
+
+    def call_back(self, callback: Callable[[Op[Any]], object], op: Op[Any]) -> None:
+        """Run a user's callback in a later turn; what it raises is logged, as asyncio does."""
+
+        def call() -> None:
+            try:
+                callback(op)
+            except Exception:
+                from logging import getLogger
+
+                getLogger("streamflow").exception("a done callback of %s raised", op.name)
+
+        self.shell.call_soon(call)
 
     def pending(self, op: Op[Any], state: OpState) -> None:
         """Note that ``op`` waits for something on the host."""
@@ -405,26 +430,30 @@ class Core:
         heads = [line.inflight[0].op for line in self.lines if line.inflight]
         suspects = reason.suspects or tuple(op.name for op in heads if op is not None)
         self.lost = lost = DeviceLost(str(reason), suspects=suspects)
-        lost.__cause__ = cause
+        lost.__cause__ = cause.with_traceback(None)
         self.needs_check = True
-        self.staging.stop_all()
-        unfinished = [ticket.op for line in self.lines for ticket in line.inflight]
-        for op in (*unfinished, *self.pending_ops()):
-            if op is not None and op._state not in (_DONE, _FAILED, _CANCELLED):
-                self.fail(op, lost)
-        self.completion.clear()
+        self.abandon(lost)
         return lost
 
+    def abandon(self, error: Exception, *, keeps_blocks: bool = False) -> None:
+        """Fail everything that has not finished: it never will, or nobody will look.
 
-def _flattened(tickets: Iterable[Ticket]) -> tuple[Ticket, ...]:
-    """What is still to be waited for, seen through tickets that never ran."""
-    flat: list[Ticket] = []
-    for ticket in tickets:
-        if ticket.position:
-            if not ticket.is_passed:
-                flat.append(ticket)
-        elif ticket.failure is None:
-            flat.append(ticket)
-        else:
-            flat.extend(ticket.inherited)
-    return tuple(dict.fromkeys(flat))
+        ``keeps_blocks``: the device may still be using what the ops hold, so that is never
+        given back (rule R6).
+        """
+        in_flight = [ticket for line in self.lines for ticket in line.abandon()]
+        self.completion.clear()
+        self.staging.stop_all()
+        parked = self.pending_ops()
+        for op in (*(ticket.op for ticket in in_flight), *parked):
+            if op is None or op._state in (_DONE, _FAILED, _CANCELLED):
+                continue
+            rare = op._rare
+            if keeps_blocks and rare is not None:
+                rare.on_retired = None
+            if op._state is OpState.STAGING and not keeps_blocks:
+                continue  # a worker is at it, on the caller's memory perhaps: its end is near
+            if rare is not None and rare.parked is not None:
+                self.parking.drop(rare.parked, error)
+            else:
+                self.fail(op, error)

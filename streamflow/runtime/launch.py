@@ -187,6 +187,8 @@ class Launcher:
                 ):
                     num_calls, ticket = 2, op.ticket
                     target: Any = line.stream
+                    events = core.events
+                    event = events.pop() if events else core.take_event()
                     try:
                         for dep in deps:
                             if dep.timeline is not line:
@@ -198,20 +200,22 @@ class Launcher:
                                     num_calls += len(waits)
                                 break
                         self._launch(target, config, plan.handle, *values)
-                        events = core.events
-                        event = events.pop() if events else core.take_event()
-                        target.record(event)
                     except Exception as error:
-                        core.parking.submission_failed(op, error, deps)
-                    else:  # Timeline.advance and Core.submitted
-                        line.position = position = line.position + num_calls
-                        ticket.timeline = line
-                        ticket.position = position
-                        ticket.seen = line.clock
-                        ticket.event = event
-                        line.inflight.append(ticket)
-                        core.num_submitted += 1
-                        op._state = _SUBMITTED
+                        core.parking.refused(op, error, line, event, num_calls)
+                    else:
+                        try:
+                            target.record(event)
+                        except Exception as error:
+                            core.parking.unrecorded(op, error)
+                        else:  # Timeline.advance and Core.submitted
+                            line.position = position = line.position + num_calls
+                            ticket.timeline = line
+                            ticket.position = position
+                            ticket.seen = line.clock
+                            ticket.event = event
+                            line.inflight.append(ticket)
+                            core.num_submitted += 1
+                            op._state = _SUBMITTED
                     for region in reads:
                         region.record_read(ticket)
                     for region in writes:

@@ -46,6 +46,7 @@ class _Rare:
 
     __slots__ = (
         "callbacks",
+        "doomed",
         "is_host_pending",
         "is_wanted",
         "on_device_done",
@@ -64,6 +65,7 @@ class _Rare:
         self.on_retired: Callable[[], None] | None = None  # gives back what the op held (R6)
         self.on_ended: list[Callable[[], None]] = []  # for the runtime, before any callback
         self.parked: Any = None
+        self.doomed: Exception | None = None  # fails with this once it has its position
         self.traced: Any = None
         self.is_wanted = False  # the poller runs for this op
         self.is_host_pending = False  # the device is done, a worker is not
@@ -138,7 +140,7 @@ class Op(Generic[T]):
         """
         error = self.exception()
         if error is not None:
-            raise error
+            raise error.with_traceback(None)  # not the frames of everybody who asked before
         result: T = self._result
         return result
 
@@ -147,7 +149,7 @@ class Op(Generic[T]):
         if not self.done():
             raise RuntimeError(f"{self.name} is {self._state.value}: await it first")
         if self._error is not None:
-            self._core.observed(self)
+            self._core.observed(self._error)
         return self._error
 
     # -- waiting -----------------------------------------------------------------------
@@ -169,8 +171,8 @@ class Op(Generic[T]):
                     core.unwant(self)
         error = self._error
         if error is not None:
-            core.observed(self)
-            raise error
+            core.observed(error)
+            raise error.with_traceback(None)
         result: T = self._result
         return result
 
@@ -180,20 +182,21 @@ class Op(Generic[T]):
         Parameters
         ----------
         callback : callable
-            Called in a later turn of the loop, so it may submit; called before this returns
-            if the op has ended already.
+            Called in a later turn of the loop, so it may submit. An exception it
+            raises is logged.
         """
         self._core.check_here()
         if self.done():
-            callback(self)
+            self._core.call_back(callback, self)
             return
         self.rare().callbacks.append(callback)
         self._core.want(self)
 
     def cancel(self) -> bool:
-        """Remove a parked op. True if removed; False once it is submitted (rule R8).
+        """Remove a parked op. True if removed.
 
-        A free always runs (rule R5): False.
+        False once it is staging, submitted or finished (rule R8), and for a free, which
+        always runs (rule R5).
         """
         self._core.check_here()
         parked = self._rare.parked if self._rare is not None else None
@@ -203,6 +206,24 @@ class Op(Generic[T]):
             parked, OpCancelled(f"{self.name} was cancelled before it was submitted")
         )
         return True
+
+    def remove_done_callback(self, callback: Callable[[Op[T]], object]) -> None:
+        """Take a callback back that has not been called.
+
+        Parameters
+        ----------
+        callback : callable
+            As it was added; one that was not is ignored.
+        """
+        rare = self._rare
+        if rare is not None and callback in rare.callbacks:
+            rare.callbacks.remove(callback)
+            self._core.unwant(self)
+
+    @property
+    def writes_host(self) -> bool:
+        """Whether it still has to write memory of the caller's (rule R8)."""
+        return self._rare is not None and self._rare.writes_host
 
     # -- for the runtime -----------------------------------------------------------------
 

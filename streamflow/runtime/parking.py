@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from streamflow.errors import UpstreamFailed
+from streamflow.errors import Closed, DeviceLost, UpstreamFailed
 from streamflow.runtime.op import Op, OpState
-from streamflow.scheduler.hazards import Region
+from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
 
 if TYPE_CHECKING:
@@ -37,10 +37,12 @@ class Parked:
     __slots__ = (
         "deps",
         "followers",
+        "has_left",
         "is_waiting_for_room",
         "line",
         "num_blockers",
         "op",
+        "predecessors",
         "run",
         "sources",
     )
@@ -59,7 +61,9 @@ class Parked:
         self.deps = deps
         self.sources = sources
         self.num_blockers = 0
+        self.predecessors: list[Parked] = []
         self.followers: list[Parked] = []
+        self.has_left = False
         self.is_waiting_for_room = False
 
 
@@ -145,11 +149,22 @@ class Parking:
 
     def drop(self, parked: Parked, error: BaseException) -> None:
         """End a parked op with ``error``; what it waited for passes to its followers."""
+        if parked.has_left:
+            return
+        older = [other for other in parked.predecessors if not other.has_left]
+        for follower in parked.followers:
+            for other in older:
+                other.followers.append(follower)
+            follower.predecessors += older
+            follower.num_blockers += len(older)
         parked.num_blockers = -1
+        line = parked.line
         if parked.is_waiting_for_room:
-            assert isinstance(parked.line, Timeline)
-            parked.line.waiting.remove(parked)
-            self._core.completion.unwant(parked.line)
+            assert isinstance(line, Timeline)
+            line.waiting.remove(parked)
+            self._core.completion.unwant(line)
+        if isinstance(line, Timeline) and line.parked_tail is parked:
+            line.parked_tail = next((other for other in older if other.line is line), None)
         self._core.fail(parked.op, error, parked.deps)
         self._left(parked)
 
@@ -161,8 +176,6 @@ class Parking:
             parked = waiting.popleft()
             parked.is_waiting_for_room = False
             core.completion.unwant(line)
-            if parked.op._error is not None:  # failed with its device
-                continue
             self.go(parked.op, parked.run, line, parked.deps)
             self._left(parked)
 
@@ -189,12 +202,12 @@ class Parking:
         rare = op.rare()
         rare.parked = parked
         self._core.pending(op, OpState.PARKED)
-        predecessors = [dep.op._rare.parked for dep in blockers]
         if tail is not None:
-            predecessors.append(tail)
-        for predecessor in predecessors:
+            parked.predecessors.append(tail)
+        parked.predecessors += [dep.op._rare.parked for dep in blockers]
+        for predecessor in parked.predecessors:
             predecessor.followers.append(parked)
-        parked.num_blockers = len(predecessors) + num_needs
+        parked.num_blockers = len(parked.predecessors) + num_needs
         if isinstance(line, Timeline) and line.is_ordered:
             line.parked_tail = parked
         if parked.num_blockers == 0:
@@ -203,8 +216,8 @@ class Parking:
 
     def _unpark(self, parked: Parked) -> None:
         op = parked.op
-        if op._error is not None:
-            return  # failed with its device, or cancelled
+        if parked.has_left:
+            return
         if not self._fails_upstream(op, parked.sources, parked.deps):
             line = parked.line
             if not isinstance(line, Timeline):
@@ -225,6 +238,8 @@ class Parking:
 
     def _left(self, parked: Parked) -> None:
         line = parked.line
+        parked.has_left = True
+        parked.predecessors = []
         if isinstance(line, Timeline) and line.parked_tail is parked:
             line.parked_tail = None
         if parked.op._rare is not None:
@@ -248,53 +263,96 @@ class Parking:
     def go(self, op: Op[Any], run: Run, line: Timeline, deps: Iterable[Ticket]) -> None:
         """Submit ``op`` now: the waits it needs, its own calls, and its event."""
         core = self._core
-        if core.instrument is not None:
-            core.tracer.go(op, run, line, deps)
+        if core.lost is not None or core.is_closed:
+            core.fail(op, core.lost or Closed("the device was closed"), deps)
             return
-        flat = self.flattened(deps)
+        tracer = core.tracer if core.instrument is not None else None
         stream = line.stream
+        num_calls = 1
+        waits: list[Ticket] = []
         try:
-            waits = needed_waits(line, flat)
+            event = core.take_event() if tracer is None else tracer.take_event()
+        except Exception as error:  # nothing was submitted yet
+            self.submission_failed(op, error, deps)
+            return
+        try:
+            waits = needed_waits(line, self.flattened(deps))
             for ticket in waits:
                 stream.wait(ticket.event)
             if waits:
                 line.join(waits)
-            num_calls = run(stream) + len(waits) + 1
-            event = core.take_event()
+                num_calls += len(waits)
+            if tracer is not None:
+                tracer.before(op, stream)
+            num_calls += run(stream)
+        except Exception as error:
+            self.refused(op, error, line, event, num_calls)
+            return
+        try:
             stream.record(event)
         except Exception as error:
-            self.submission_failed(op, error, flat)
+            self.unrecorded(op, error)
             return
         line.advance(op.ticket, num_calls, event)
+        if tracer is not None:
+            tracer.submitted(op, line, waits)
         core.submitted(op)
+
+    def refused(
+        self, op: Op[Any], error: Exception, line: Timeline, event: Any, num_calls: int
+    ) -> None:
+        """Fail ``op``, which the driver refused, perhaps half way: later ops still follow it."""
+        try:
+            line.stream.record(event)
+        except Exception as failure:
+            self.unrecorded(op, failure)
+            return
+        line.advance(op.ticket, num_calls, event)
+        self._core.num_submitted += 1
+        self.submission_failed(op, error, ())
+
+    def unrecorded(self, op: Op[Any], error: Exception) -> None:
+        """Lose the device: work of ``op`` may be running and nothing can tell when it ends.
+
+        What the op holds is never given back (rule R6).
+        """
+        core = self._core
+        if op._rare is not None:
+            op._rare.on_retired = None
+        lost = core.lose(error, f"recording {op.name}")
+        if core.lost is None:
+            lost = core.lose_to(DeviceLost(str(lost)), error)
+        if op._error is None:
+            core.fail(op, lost)
 
     def submission_failed(self, op: Op[Any], error: Exception, deps: Iterable[Ticket]) -> None:
         """End ``op``, which the driver or a check refused."""
         core = self._core
-        error = core.lose(error, f"submitting {op.name}")
-        if op._state not in (OpState.FAILED, OpState.CANCELLED):
-            core.fail(op, error, deps)
+        failure = core.lose(error, f"submitting {op.name}")
+        # Its frames hold the caller's arrays, and the op may outlive them (C23).
+        error.__traceback__ = None
+        if op._error is None:
+            core.fail(op, failure, deps)
 
     def flattened(self, deps: Iterable[Ticket]) -> list[Ticket]:
-        """``deps`` with those that never ran replaced by what they would have waited for."""
+        """What is still to be waited for, seen through ops that never ran."""
         flat: list[Ticket] = []
         for dep in deps:
-            if dep.position:
-                flat.append(dep)
-            else:
-                flat.extend(self.flattened(dep.inherited))
+            add_unpassed(dep, flat)
         return flat
 
     def _fails_upstream(
         self, op: Op[Any], sources: Iterable[Ticket], deps: Iterable[Ticket]
     ) -> bool:
         for source in sources:
-            if source.failure is not None:
-                name = source.op.name if source.op is not None else f"op #{source.seq}"
-                error = UpstreamFailed(
-                    f"{op.name} needs the result of {name}, which failed: {source.failure}"
-                )
-                error.__cause__ = source.failure
-                self._core.fail(op, error, deps)
-                return True
+            failure = source.failure
+            if failure is None:
+                continue
+            # The root cause, not the chain of ops between: those would nest without end.
+            root = failure.__cause__ if isinstance(failure, UpstreamFailed) else failure
+            name = source.op.name if source.op is not None else f"op #{source.seq}"
+            error = UpstreamFailed(f"{op.name} needs the result of {name}, which failed: {root}")
+            error.__cause__ = root
+            self._core.fail(op, error, deps)
+            return True
         return False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from operator import itemgetter
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from streamflow.errors import DeviceLost
 from streamflow.scheduler.backoff import Backoff
@@ -15,8 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Poller"]
 
-_CORES: dict[object, list[Core]] = {}
-"""The open devices of each loop: simulated ones share a clock (rule R15)."""
+_lock = threading.Lock()
+_OPEN: WeakSet[Core] = WeakSet()
+"""The devices that are polled. Simulated ones of one loop share a clock (rule R15)."""
 
 
 class Poller:
@@ -30,7 +33,11 @@ class Poller:
         self._backoff = Backoff(self.wake)
         self._is_scheduled = False
         self._seen_submitted = 0
-        _CORES.setdefault(core.shell.key, []).append(core)
+
+    def open(self) -> None:
+        """Share the loop's virtual clock from now on. On the loop."""
+        with _lock:
+            _OPEN.add(self._core)
 
     def schedule(self) -> None:
         """Have a turn run in the next turn of the loop."""
@@ -47,10 +54,8 @@ class Poller:
         """Stop for good."""
         self._backoff.close()
         self.completion.clear()
-        cores = _CORES[self._core.shell.key]
-        cores.remove(self._core)
-        if not cores:
-            del _CORES[self._core.shell.key]
+        with _lock:
+            _OPEN.discard(self._core)
 
     def _turn_if_due(self) -> None:
         if not self._is_scheduled:
@@ -104,7 +109,11 @@ class Poller:
         """Let virtual time pass by one completion, unless something was submitted (R15)."""
         core = self._core
         num_busy = num_submitted = 0
-        for each in _CORES[core.shell.key]:
+        with _lock:
+            cores = list(_OPEN)
+        for each in cores:
+            if each.shell.key is not core.shell.key:
+                continue
             num_busy += each.background.num_running + each.stagers.num_running
             num_submitted += each.num_submitted
         if delivered or num_submitted != self._seen_submitted:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamflow.errors import Closed
 from streamflow.runtime.op import Op
-from streamflow.scheduler.timeline import Timeline, needed_waits
+from streamflow.scheduler.timeline import Timeline
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
@@ -106,16 +106,8 @@ class Stream:
         self._check_open()
         core = self._core
         ticket = core.after_tickets((op,))
-        line = self._line
-        if not ticket or ticket[0].is_passed:
-            return
-        if ticket[0].position == 0 or line.parked_tail is not None or core.instrument is not None:
-            core.parking.submit(Op(core, "wait", None), _no_calls, line=line, after=ticket)
-            return
-        waits = needed_waits(line, ticket)
-        for wait in waits:
-            line.stream.wait(wait.event)
-        line.join(waits)
+        if ticket:
+            core.parking.submit(Op(core, "wait", None), _no_calls, line=self._line, after=ticket)
 
     async def synchronize(self) -> None:
         """Wait until everything submitted here so far has ended.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamflow.runtime.instrument import Instrument
 from streamflow.runtime.op import Op
 from streamflow.scheduler.hazards import Region
-from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
+from streamflow.scheduler.timeline import Ticket, Timeline
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
@@ -30,10 +30,11 @@ _ENGINES = {
 class _Traced:
     """What is known of one traced op; ``edges`` are ``(ticket, reason)``."""
 
-    __slots__ = ("edges", "ends", "instrument", "nbytes", "starts", "where")
+    __slots__ = ("base", "edges", "ends", "instrument", "nbytes", "starts", "where")
 
-    def __init__(self, instrument: Instrument, where: str | None) -> None:
+    def __init__(self, instrument: Instrument, base: Any, where: str | None) -> None:
         self.instrument = instrument
+        self.base = base
         self.where = where
         self.edges: list[tuple[Ticket, str]] = []
         self.nbytes = 0
@@ -78,7 +79,7 @@ class Tracer:
         """Note an op and why it comes after others. Before its hazards are recorded."""
         instrument = self._core.instrument
         assert instrument is not None
-        traced = op.rare().traced = _Traced(instrument, _caller())
+        traced = op.rare().traced = _Traced(instrument, self._base, _caller())
         add = traced.edges.append
         is_free = op.kind == "free"
         for region in reads:
@@ -103,37 +104,29 @@ class Tracer:
             add((ticket, "after"))
         traced.nbytes = sum(region.stop - region.start for region in (*reads, *writes))
 
-    def go(
-        self, op: Op[Any], run: Callable[[Any], int], line: Timeline, deps: Iterable[Ticket]
-    ) -> None:
-        """:meth:`Parking.go`, with timing events around the op's own calls."""
-        core = self._core
-        flat = core.parking.flattened(deps)
-        stream = line.stream
-        traced: _Traced | None = op.rare().traced
-        if traced is None:  # called for before the trace began
-            traced = op.rare().traced = _Traced(core.instrument, None)  # type: ignore[arg-type]
-        try:
-            waits = needed_waits(line, flat)
-            for ticket in waits:
-                stream.wait(ticket.event)
-            if waits:
-                line.join(waits)
-            start = core.backend.create_event(timing=True)
-            stream.record(start)
-            num_calls = run(stream) + len(waits) + 2
-            event = core.backend.create_event(timing=True)
-            stream.record(event)
-        except Exception as error:
-            core.parking.submission_failed(op, error, flat)
-            return
+    def take_event(self) -> Any:
+        """A timing event, never pooled: its time is asked for later."""
+        return self._core.backend.create_event(timing=True)
+
+    def before(self, op: Op[Any], stream: Any) -> None:
+        """The op's waits are in ``stream``; its own calls come next."""
+        rare = op.rare()
+        if rare.traced is None:  # called for before the trace began
+            assert self._core.instrument is not None
+            rare.traced = _Traced(self._core.instrument, self._base, None)
+        traced: _Traced = rare.traced
         if not traced.starts:  # a staging job has brought its own
+            start = self.take_event()
+            stream.record(start)
             traced.starts.append(start)
-            traced.ends.append(event)
-        line.advance(op.ticket, num_calls, event)
-        op.ticket.holds += 1  # the event is timed later: never pooled
+
+    def submitted(self, op: Op[Any], line: Timeline, waits: list[Ticket]) -> None:
+        """The op has its position."""
+        traced: _Traced = op.rare().traced
+        if not traced.ends:
+            traced.ends.append(op.ticket.event)
+        op.ticket.holds += 1
         self._tell(op, traced, line, waits)
-        core.submitted(op)
 
     def staged(self, op: Op[Any], starts: Iterable[Any], ends: Iterable[Any]) -> None:
         """The device times of ``op`` are those of its staging job."""
@@ -147,7 +140,7 @@ class Tracer:
         seq = op.ticket.seq
         backend = self._core.backend
         if op._error is None and traced.starts and self._core.lost is None:
-            base = self._base
+            base = traced.base
             start_ms = min(backend.elapsed_ms(base, event) for event in traced.starts)
             end_ms = max(backend.elapsed_ms(base, event) for event in traced.ends)
             traced.instrument.op_timed(seq, start_ms * 1e-3, end_ms * 1e-3)

@@ -80,7 +80,6 @@ class Transfers:
     def _stage_in(self, array: Array, address: int, submit: _Submission) -> Op[None]:
         core, op = self._core, submit.op
         staged: Op[None] = Op(core, "staged", None)
-        core.pending(staged, OpState.STAGING)
         ends: list[Any] = []
 
         def run(target: Any) -> int:
@@ -91,30 +90,27 @@ class Transfers:
         def done(job: StagingJob) -> None:
             ends.extend(job.ends)
             self._staged(op, job)
-            if op._error is not None:
-                core.fail(staged, op._error)
-                core.observed(staged)
-            else:
+            if op._error is None:
                 core.finish(staged, OpState.DONE)
-
-        parked = submit(core, run, num_needs=1)
-        if parked is None:  # failed upstream: the source was never touched
-            core.finish(staged, OpState.DONE)
-            return staged
-        job = StagingJob(op.ticket.seq, array, address, True, done)
-        self._start_when_passed(op, parked, job)
-        if op._state not in (OpState.PARKED, OpState.STAGING):  # failed upstream meanwhile
-            core.finish(staged, OpState.DONE)
-            return staged
+            else:  # the same error: whoever sees one has seen both
+                core.fail(staged, op._error)
 
         def ended() -> None:
-            if op._error is None or staged._state is not OpState.STAGING:
-                return
-            if core.staging.has(job):  # the device was lost: the job says when it has stopped
-                return
-            core.finish(staged, OpState.DONE)  # the source was never touched
+            if (
+                op._error is not None
+                and staged._state is OpState.STAGING
+                and not core.staging.has(job)
+            ):
+                core.finish(staged, OpState.DONE)  # no worker will look at the source
 
+        job = StagingJob(op.ticket.seq, array, address, True, done)
+        parked = submit(core, run, num_needs=1)
+        core.pending(staged, OpState.STAGING)
+        if parked is None:
+            core.finish(staged, OpState.DONE)
+            return staged
         op.rare().on_ended.append(ended)
+        self._start_when_passed(op, parked, job)
         return staged
 
     # -- out -------------------------------------------------------------------------------
@@ -137,7 +133,7 @@ class Transfers:
         block = None
         if out is None or nbytes <= SMALL_NBYTES:
             block = core.pinned.try_acquire(nbytes) if nbytes else None
-            is_staged = block is None and not core.pinned.has_room(nbytes)
+            is_staged = nbytes > 0 and block is None and not core.pinned.reserve(nbytes)
         else:
             is_staged = True
         if is_staged:
@@ -197,6 +193,7 @@ class Transfers:
             return
         parked = submit(core, run, num_needs=1)
         if parked is None:
+            core.pinned.unreserve(nbytes)
             return
 
         def pinned(result: PinnedBlock, error: BaseException | None) -> None:
@@ -208,7 +205,9 @@ class Transfers:
             else:
                 result.release()
 
-        core.background.submit(op.ticket.seq, lambda: core.pinned.acquire_blocking(nbytes), pinned)
+        core.background.submit(
+            op.ticket.seq, lambda: core.pinned.acquire_reserved_blocking(nbytes), pinned
+        )
         core.schedule_turn()
 
     def _stage_out(self, array: DeviceArray, out: Array, submit: _Submission) -> None:
@@ -239,14 +238,14 @@ class Transfers:
         core = self._core
         if op._state is not OpState.PARKED:
             return
+        if any(source.failure is not None for source in parked.sources):
+            core.parking.ready(parked)  # the submission says what failed
+            return
         pending: list[Ticket] = []
         for dep in parked.deps:
             add_unpassed(dep, pending)
         if pending:
             core.when_ended(pending[0], partial(self._start_when_passed, op, parked, job))
-            return
-        if any(source.failure is not None for source in parked.sources):
-            core.parking.ready(parked)  # the submission says what failed
             return
         job.is_timed = core.instrument is not None
         core.pending(op, OpState.STAGING)
@@ -255,12 +254,12 @@ class Transfers:
 
     def _staged(self, op: Op[Any], job: StagingJob) -> None:
         core = self._core
-        if op._error is not None:  # the device was lost meanwhile
+        if op._error is not None:  # the device was closed meanwhile
             return
         parked: Parked = op.rare().parked
         if job.error is not None:
-            core.parking.drop(parked, core.lose(job.error, f"staging {op.name}"))
-            return
+            # Submitted all the same: it comes after what the other workers have in flight.
+            op.rare().doomed = core.lose(job.error, f"staging {op.name}")
         if job.is_timed:
             core.tracer.staged(op, job.starts, job.ends)
         core.parking.ready(parked)
@@ -320,6 +319,11 @@ class Transfers:
             np.copyto(dst, source)
 
         def start() -> None:
+            if op._state is not OpState.PARKED:
+                return
+            if any(ticket.failure is not None for ticket in tickets):
+                core.parking.ready(op.rare().parked)  # the submission says what failed
+                return
             core.pending(op, OpState.STAGING)
             core.background.submit(op.ticket.seq, task, done)
             core.schedule_turn()
@@ -341,14 +345,16 @@ class Transfers:
             core.when_all_ended(pending, start)
         return op
 
-    def fill(self, array: DeviceArray, value: Any, line: Timeline | None) -> Op[None]:
+    def fill(
+        self, array: DeviceArray, value: Any, stream: Stream | None, line: Timeline | None = None
+    ) -> Op[None]:
         """Write ``value`` to every element."""
         core = self._core
         self.check_array(array)
         pattern = fill_pattern(value, array.dtype)
         if pattern is None:
             source = np.broadcast_to(np.array(value, array.dtype), array.shape)
-            return self.put(source, array, None, ())[1]
+            return self.put(source, array, stream, ())[1]
         backend, address = core.backend, array.address
         count = array.nbytes // len(pattern)
 
@@ -358,7 +364,7 @@ class Transfers:
         op: Op[None] = Op(core, "fill", None)
         _Submission(
             op,
-            line or (lambda deps: choose_lane(self._compute, deps)),
+            explicit_line(core, stream) or line or (lambda deps: choose_lane(self._compute, deps)),
             (),
             (array._region,),
             (),

@@ -12,6 +12,9 @@ from streamflow.scheduler.completion import sleep_s
 __all__ = ["Backoff"]
 
 
+_SHORT_S = 1e-3  # below this, sleep() is more exact than a wait with a timeout
+
+
 class Backoff:
     """Sleeps and polls events until one is done, then wakes the loop: once per request.
 
@@ -42,19 +45,25 @@ class Backoff:
         self._request = None
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread; it asks no event after this returns."""
         self._request = None
         self._is_closed = True
         self._asked.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
 
     def _run(self) -> None:
         while not self._is_closed:
             self._asked.wait()
             self._asked.clear()
-            while (request := self._request) is not None:
+            while (request := self._request) is not None and not self._is_closed:
                 events, ages_s, since = request
                 waited = time.monotonic() - since
-                time.sleep(sleep_s(age + waited for age in ages_s))
+                nap_s = sleep_s(age + waited for age in ages_s)
+                if nap_s < _SHORT_S:
+                    time.sleep(nap_s)
+                elif self._asked.wait(nap_s):  # a younger head must not wait out an old one's nap
+                    self._asked.clear()
                 if self._request is not request:
                     continue
                 try:

@@ -74,9 +74,10 @@ class Completion:
 
     def unwant(self, timeline: Timeline) -> None:
         """Take one want back."""
-        timeline.wants -= 1
-        if timeline.wants == 0:
-            self._heads.pop(timeline, None)
+        if timeline.wants > 0:  # after clear() there is nothing to take back
+            timeline.wants -= 1
+            if timeline.wants == 0:
+                self._heads.pop(timeline, None)
 
     def clear(self) -> None:
         """Forget every want (the device is lost or closed)."""

@@ -9,6 +9,9 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+import anyio
+import anyio.lowlevel
+
 __all__ = ["AsyncioShell", "Shell", "TrioShell", "current_shell"]
 
 
@@ -69,14 +72,17 @@ class AsyncioShell:
 
     async def _wait_shielded(self, future: Any) -> None:
         cancellation = None
-        while not future.done():
-            try:
-                # asyncio.wait() leaves the future alone when the task is cancelled.
-                await self._asyncio.wait((future,))
-            except self._asyncio.CancelledError as error:
-                cancellation = error
+        # anyio would cancel again every turn; a native cancellation comes once.
+        with anyio.CancelScope(shield=True):
+            while not future.done():
+                try:
+                    # asyncio.wait() leaves the future alone when the task is cancelled.
+                    await self._asyncio.wait((future,))
+                except self._asyncio.CancelledError as error:
+                    cancellation = error
         if cancellation is not None:
             raise cancellation
+        await anyio.lowlevel.checkpoint_if_cancelled()
 
 
 class TrioShell:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from logging import getLogger
 
 __all__ = ["orphans", "post_orphan", "run_orphans_blocking"]
 
@@ -23,4 +24,7 @@ def run_orphans_blocking() -> None:
             action = orphans.popleft()
         except IndexError:  # another thread took the last one
             return
-        action()
+        try:
+            action()
+        except Exception:  # its device is gone, and this one has nothing to do with it
+            getLogger("streamflow").exception("clean-up of a closed device failed")

@@ -113,6 +113,13 @@ class Timeline:
             self.watermark = retired[-1].position
         return retired
 
+    def abandon(self) -> list[Ticket]:
+        """Take every ticket in flight: nothing will run any more, so nothing is waited for."""
+        tickets = list(self.inflight)
+        self.inflight.clear()
+        self.watermark = self.position
+        return tickets
+
     def __repr__(self) -> str:
         return f"<Timeline {self.name or self.uid} {self.watermark}/{self.position}>"
 
