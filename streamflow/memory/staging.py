@@ -85,6 +85,7 @@ class StagingJob:
     is_in: bool
     done: Callable[[StagingJob], None]
     is_timed: bool = False
+    is_started: bool = False
     is_stopped: bool = False
     error: BaseException | None = None
     starts: list[Any] = field(default_factory=list)
@@ -115,12 +116,9 @@ class Staging:
         """Jobs started or waiting for a channel."""
         return len(self._active) + sum(map(len, self._waiting.values()))
 
-    def has(self, job: StagingJob) -> bool:
-        """Whether ``job`` was started and has not ended."""
-        return job in self._active or job in self._waiting[job.is_in]
-
     def start(self, job: StagingJob) -> None:
         """Begin ``job`` now, or when a channel is free; first come first served."""
+        job.is_started = True
         self._waiting[job.is_in].append(job)
         self._start_waiting(job.is_in)
 

@@ -28,6 +28,10 @@ async def drain(core: Core, *, shielded: bool = False, timeout_s: float | None =
     unfinished = _unfinished(core)
     if not unfinished:
         return True
+    for line in core.lines:
+        if line.inflight and line.inflight[-1].failure is not None:
+            # Its op has ended, its work has not: wait for a mark behind it.
+            unfinished.append(core.mark(line))
     wake, wait = core.shell.park()
 
     def next_one() -> None:
@@ -101,7 +105,7 @@ async def close(core: Core) -> bool:
                 cancellations.append(cancelled)
 
     def is_drained() -> bool:
-        return core.lost is not None or all(op._state in _ENDED for op in _unfinished(core))
+        return core.lost is not None or not _unfinished(core)
 
     await outlast(drain(core, shielded=True, timeout_s=timeout_s))
     if core.lost is None and is_drained():

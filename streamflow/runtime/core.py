@@ -44,6 +44,7 @@ _SUBMITTED, _DONE, _FAILED, _CANCELLED = (
     OpState.FAILED,
     OpState.CANCELLED,
 )
+_ENDED = (_DONE, _FAILED, _CANCELLED)
 
 
 class Core:
@@ -150,6 +151,7 @@ class Core:
             return
         self._pending.pop(op, None)
         if rare.doomed is not None:
+            rare.is_wanted = False  # not wanted on this stream yet
             self.fail(op, rare.doomed)
             return
         if rare.is_wanted or rare.on_device_done is not None:
@@ -219,19 +221,31 @@ class Core:
                 self.completion.unwant(op.ticket.timeline)
 
     def when_ended(self, ticket: Ticket, react: Callable[[], None]) -> None:
-        """Call ``react`` once the op of ``ticket`` has ended in whatever way."""
+        """Call ``react`` once the work of ``ticket`` has ended in whatever way."""
         op: Op[Any] | None = ticket.op
-        if ticket.is_passed or ticket.failure is not None or op is None:
+        if ticket.failure is not None and ticket.position and not ticket.is_passed:
+            op = ticket.timeline.owner.mark(ticket.timeline)  # failed, and still running
+        elif ticket.is_passed or ticket.failure is not None or op is None:
+            react()
+            return
+        assert op is not None
+        if op._state in _ENDED:  # the mark could not be made: the device is lost
             react()
             return
         op.rare().on_ended.append(react)
         op._core.want(op)
 
+    def mark(self, line: Timeline) -> Op[None]:
+        """An op that ends when everything on ``line`` so far has."""
+        op: Op[None] = Op(self, "record", None)
+        self.parking.go(op, lambda _: 0, line, ())
+        return op
+
     def when_all_ended(self, tickets: list[Ticket], react: Callable[[], None]) -> None:
         """Call ``react`` once every op of ``tickets`` has ended."""
         while tickets:
             ticket = tickets.pop()
-            if not (ticket.is_passed or ticket.failure is not None):
+            if not (ticket.is_passed or (ticket.failure is not None and not ticket.position)):
                 self.when_ended(ticket, partial(self.when_all_ended, tickets, react))
                 return
         react()
@@ -446,7 +460,7 @@ class Core:
         self.staging.stop_all()
         parked = self.pending_ops()
         for op in (*(ticket.op for ticket in in_flight), *parked):
-            if op is None or op._state in (_DONE, _FAILED, _CANCELLED):
+            if op is None or op._state in _ENDED:
                 continue
             rare = op._rare
             if keeps_blocks and rare is not None:

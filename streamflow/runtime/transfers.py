@@ -96,12 +96,8 @@ class Transfers:
                 core.fail(staged, op._error)
 
         def ended() -> None:
-            if (
-                op._error is not None
-                and staged._state is OpState.STAGING
-                and not core.staging.has(job)
-            ):
-                core.finish(staged, OpState.DONE)  # no worker will look at the source
+            if not job.is_started:  # no worker will look at the source
+                core.finish(staged, OpState.DONE)
 
         job = StagingJob(op.ticket.seq, array, address, True, done)
         parked = submit(core, run, num_needs=1)

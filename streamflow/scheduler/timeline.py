@@ -63,7 +63,7 @@ class Timeline:
         name: str = "",
         *,
         is_ordered: bool = False,
-        owner: object = None,
+        owner: Any = None,
     ) -> None:
         self.uid = uid
         self.owner = owner  # the device; streams of several may depend on each other
