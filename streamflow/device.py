@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,22 +14,22 @@ from typing import Any
 import anyio.to_thread
 import numpy as np
 
-from streamflow.backends import choose_backend, open_backend
+from streamflow.backends import choose_backend
 from streamflow.backends.base import DeviceProperties, PoolInfo
 from streamflow.config import Settings
 from streamflow.errors import Closed, SimulatorWarning
-from streamflow.memory.pinned import SMALL_NBYTES, PinnedPool
+from streamflow.memory.pinned import PinnedPool
 from streamflow.runtime.array import DeviceArray, checked_dtype, checked_shape
 from streamflow.runtime.closing import close, drain, raise_failures
 from streamflow.runtime.core import Core
 from streamflow.runtime.kernel import Kernel
 from streamflow.runtime.launch import Launcher
 from streamflow.runtime.op import Op
+from streamflow.runtime.opening import Opening
 from streamflow.runtime.stream import ENTERED, Lane, Stream, explicit_line
 from streamflow.runtime.transfers import Transfers, fill_pattern
-from streamflow.scheduler.loops import Shell, current_shell
+from streamflow.scheduler.loops import current_shell
 from streamflow.scheduler.placement import least_loaded
-from streamflow.scheduler.reaper import run_orphans_blocking
 from streamflow.trace.model import Trace
 from streamflow.trace.recorder import Recorder
 
@@ -49,54 +48,6 @@ class DeviceStats:
     memory: PoolInfo
     pinned_nbytes: int
     """Pinned bytes under the budget of results, live and cached."""
-
-
-class _Opening:
-    """Opens a device on a thread, and closes it again if nobody waits for it any more."""
-
-    def __init__(self, name: str, index: int, settings: Settings, shell: Shell) -> None:
-        self._name = name
-        self._index = index
-        self._settings = settings
-        self._shell = shell
-        self._lock = threading.Lock()
-        self._is_abandoned = False
-        self._core: Core | None = None
-
-    def run_blocking(self) -> Core:
-        run_orphans_blocking()
-        backend = open_backend(self._name, self._index, self._settings, self._shell.key)
-        try:
-            backend.set_current()
-            core = Core(backend, self._shell, self._settings)
-            nbytes = 512
-            while nbytes <= SMALL_NBYTES:  # so that small copies need not wait for pinning
-                core.pinned.acquire_blocking(nbytes).release()
-                nbytes *= 2
-        except BaseException:
-            backend.close()
-            raise
-        with self._lock:
-            if not self._is_abandoned:
-                self._core = core
-                return core
-        _close_unused_blocking(core)
-        raise Closed("entering the device was cancelled")
-
-    def abandon(self) -> None:
-        with self._lock:
-            self._is_abandoned = True
-            core = self._core
-        if core is not None:
-            threading.Thread(target=_close_unused_blocking, args=(core,), daemon=True).start()
-
-
-def _close_unused_blocking(core: Core) -> None:
-    core.backend.set_current()
-    core.staging.close_blocking()
-    core.pinned.close_blocking()
-    core.memory.close()
-    core.backend.close()
 
 
 class Device:
@@ -153,7 +104,7 @@ class Device:
                 SimulatorWarning,
                 stacklevel=2,
             )
-        opening = _Opening(name, self.index, self.settings, shell)
+        opening = Opening(name, self.index, self.settings, shell)
         try:
             core = await in_thread(opening.run_blocking)
         except BaseException:

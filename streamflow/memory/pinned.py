@@ -93,6 +93,7 @@ class PinnedPool:
         self.budget_nbytes = budget_nbytes
         self._lock = threading.RLock()  # re-entrant: a collection inside may release a loan
         self._free: dict[int, list[int]] = {}
+        self._to_unpin: list[int] = []  # counted no more
         self._slabs: list[int] = []
         self._is_closed = False
         self.counted_nbytes = 0
@@ -125,6 +126,15 @@ class PinnedPool:
             if self.counted_nbytes - cached + size > self.budget_nbytes:
                 return False
             self.counted_nbytes += size
+            for cached_size, addresses in list(self._free.items()):
+                while (
+                    cached_size > SMALL_NBYTES
+                    and addresses
+                    and self.counted_nbytes > self.budget_nbytes
+                ):
+                    # Out of the cache now, so that nobody takes it before a thread unpins it.
+                    self._to_unpin.append(addresses.pop())
+                    self.counted_nbytes -= cached_size
             return True
 
     def unreserve(self, nbytes: int) -> None:
@@ -144,7 +154,7 @@ class PinnedPool:
         if size <= SMALL_NBYTES:
             return self._carve_blocking(nbytes, size)
         try:
-            self._keep_budget_blocking()
+            self._unpin_blocking()
             address = self._allocate_blocking(size)
         except BaseException:
             self.unreserve(nbytes)
@@ -170,6 +180,7 @@ class PinnedPool:
 
     def close_blocking(self) -> None:
         """Unpin what is cached. Blocks still on loan are unpinned after they come back."""
+        self._unpin_blocking()
         with self._lock:
             self._is_closed = True
             large = [
@@ -184,17 +195,12 @@ class PinnedPool:
         for address in (*large, *slabs):
             self._free_blocking(address)
 
-    def _keep_budget_blocking(self) -> None:
-        """Unpin cached blocks until what is reserved fits."""
-        drop: list[int] = []
-        with self._lock:
-            for cached, addresses in list(self._free.items()):
-                while (
-                    cached > SMALL_NBYTES and addresses and self.counted_nbytes > self.budget_nbytes
-                ):
-                    drop.append(addresses.pop())
-                    self.counted_nbytes -= cached
-        for address in drop:
+    def _unpin_blocking(self) -> None:
+        while self._to_unpin:
+            try:
+                address = self._to_unpin.pop()
+            except IndexError:  # another thread took the last one
+                return
             self._free_blocking(address)
 
     def _give_back(self, block: PinnedBlock) -> None:

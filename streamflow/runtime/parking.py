@@ -123,7 +123,7 @@ class Parking:
                     other.last_write for other in region.overlapping if other.last_write.is_parked
                 )
         if self._core.instrument is not None:
-            self._core.tracer.op_called(op, reads, writes, after)
+            self._core.tracer.op_called(op, reads, writes, after, is_overwrite)
         parked = None
         if not self._fails_upstream(op, sources, deps):
             parked = self._go_or_park(op, run, line, deps, sources, num_needs)

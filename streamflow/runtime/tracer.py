@@ -75,6 +75,7 @@ class Tracer:
         reads: Sequence[Region],
         writes: Sequence[Region],
         after: Sequence[Ticket],
+        is_overwrite: bool = True,
     ) -> None:
         """Note an op and why it comes after others. Before its hazards are recorded."""
         instrument = self._core.instrument
@@ -85,19 +86,12 @@ class Tracer:
         for region in reads:
             for last in (region.last_write, *(o.last_write for o in region.overlapping)):
                 add((last, "allocation" if last is region.allocation else "read-after-write"))
+        write_reason = "write-after-write" if is_overwrite else "read-after-write"
         for region in writes:
             for other in (region, *region.overlapping):
                 last = other.last_write
-                add(
-                    (
-                        last,
-                        "free"
-                        if is_free
-                        else "allocation"
-                        if last is region.allocation
-                        else "write-after-write",
-                    )
-                )
+                is_allocation = last is region.allocation
+                add((last, "free" if is_free else "allocation" if is_allocation else write_reason))
                 for read in other.reads:
                     add((read, "free" if is_free else "write-after-read"))
         for ticket in after:
