@@ -71,6 +71,24 @@ class _Plan:
         self.sizes: dict[int, Any] = {}  # default geometry by the largest array's size
 
 
+class _Run:
+    """The driver call of a launch that parks: one object, since thousands may."""
+
+    __slots__ = ("config", "core", "plan", "values")
+
+    def __init__(self, core: Core, plan: _Plan, config: Any, values: list[Any]) -> None:
+        self.core = core
+        self.plan = plan
+        self.config = config
+        self.values = values
+
+    def __call__(self, stream: Any) -> int:
+        if self.config is _EMPTY:
+            return 0  # every array is empty: nothing to do, but order still holds
+        self.core.backend.launch(stream, self.config, self.plan.handle, *self.values)
+        return 1
+
+
 class Launcher:
     """``dev.launch`` of one device."""
 
@@ -242,12 +260,6 @@ class Launcher:
         core = self._core
         tickets = core.after_tickets(after) if after else ()
 
-        def run(stream: Any) -> int:
-            if config is _EMPTY:
-                return 0  # every array is empty: nothing to do, but order still holds
-            core.backend.launch(stream, config, plan.handle, *values)
-            return 1
-
         num_needs = 0
         if config is not _EMPTY and plan.handle is None:
             self._load(plan)
@@ -255,7 +267,7 @@ class Launcher:
                 num_needs = 1
         parked = core.parking.submit(
             op,
-            run,
+            _Run(core, plan, config, values),
             line=line or (lambda deps: choose_lane(self._lanes, deps)),
             reads=reads,
             writes=writes,
