@@ -31,7 +31,7 @@ async def drain(core: Core, *, shielded: bool = False, timeout_s: float | None =
     for line in core.lines:
         if line.inflight and line.inflight[-1].failure is not None:
             # Its op has ended, its work has not: wait for a mark behind it.
-            unfinished.append(core.mark(line))
+            unfinished.append(core.mark(line.inflight[-1]))
     wake, wait = core.shell.park()
 
     def next_one() -> None:

@@ -224,7 +224,7 @@ class Core:
         """Call ``react`` once the work of ``ticket`` has ended in whatever way."""
         op: Op[Any] | None = ticket.op
         if ticket.failure is not None and ticket.position and not ticket.is_passed:
-            op = ticket.timeline.owner.mark(ticket.timeline)  # failed, and still running
+            op = ticket.timeline.owner.mark(ticket)  # failed, and still running
         elif ticket.is_passed or ticket.failure is not None or op is None:
             react()
             return
@@ -235,10 +235,11 @@ class Core:
         op.rare().on_ended.append(react)
         op._core.want(op)
 
-    def mark(self, line: Timeline) -> Op[None]:
-        """An op that ends when everything on ``line`` so far has."""
+    def mark(self, ticket: Ticket) -> Op[None]:
+        """An op that ends when the work of ``ticket`` has, whose own op has failed already."""
+        line = ticket.timeline if ticket.timeline.stream is not None else self.free_lane
         op: Op[None] = Op(self, "record", None)
-        self.parking.go(op, lambda _: 0, line, ())
+        self.parking.go(op, lambda _: 0, line, (ticket,))
         return op
 
     def when_all_ended(self, tickets: list[Ticket], react: Callable[[], None]) -> None:
@@ -277,7 +278,7 @@ class Core:
                 raise ValueError("after= takes ops of the device: pass the array instead")
             if core is not self and core.shell.key != self.shell.key:
                 raise ValueError(f"{item!r} belongs to another event loop")
-            if not ticket.is_passed:
+            if not ticket.is_passed or ticket.failure is not None:
                 tickets.append(ticket)
         return tickets
 
@@ -325,9 +326,6 @@ class Core:
                 step()
             except Exception as error:
                 self.fail(op, error)
-                return
-            if rare.is_host_pending:
-                self._pending[op] = None
                 return
         self.finish(op, _DONE)
 
@@ -441,8 +439,8 @@ class Core:
         """Fail everything that has not finished; the first reason stays."""
         if self.lost is not None:
             return self.lost
-        heads = [line.inflight[0].op for line in self.lines if line.inflight]
-        suspects = reason.suspects or tuple(op.name for op in heads if op is not None)
+        unfinished = (ticket.op for line in self.lines for ticket in line.inflight)
+        suspects = reason.suspects or tuple(op.name for op in unfinished if op is not None)
         self.lost = lost = DeviceLost(str(reason), suspects=suspects)
         lost.__cause__ = cause.with_traceback(None)
         self.needs_check = True

@@ -47,7 +47,6 @@ class _Rare:
     __slots__ = (
         "callbacks",
         "doomed",
-        "is_host_pending",
         "is_wanted",
         "on_device_done",
         "on_ended",
@@ -68,7 +67,6 @@ class _Rare:
         self.doomed: Exception | None = None  # fails with this once it has its position
         self.traced: Any = None
         self.is_wanted = False  # the poller runs for this op
-        self.is_host_pending = False  # the device is done, a worker is not
         self.writes_host = False  # the caller's own memory (rule R8)
 
 

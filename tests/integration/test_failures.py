@@ -303,3 +303,38 @@ def test_a_body_that_raises_is_a_fault_with_its_cause(run):
             assert ZeroDivisionError in causes
 
     run(main)
+
+
+def test_after_an_op_of_a_lost_device_fails_with_its_upstream(run, add_one):
+    async def main():
+        async with (
+            virtual() as ok,
+            sf.Device(1, backend="sim", settings=sf.Settings(sim_clock="virtual")) as other,
+        ):
+            x = other.zeros(64, np.float32)
+            other.sim.fail(kind="launch", nth=1)
+            bad = other.launch(add_one, x, 64)
+            with pytest.raises(sf.DeviceLost):
+                await bad
+            y = ok.zeros(64, np.float32)
+            late = ok.launch(add_one, y, 64, after=[bad])
+            with pytest.raises(sf.UpstreamFailed):
+                await late
+
+    run(main)
+
+
+def test_overwriting_behind_a_failed_copy_on_a_closed_stream(run):
+    async def main():
+        async with virtual() as dev:
+            stream = dev.stream()
+            x = dev.zeros(1 << 18, stream=stream)
+            dev.sim.fail(kind="copy_h2d", nth=1, sticky=False)
+            dev.put(np.zeros(1 << 18), out=x, stream=stream)
+            with pytest.raises(sf.DeviceError):
+                await x.ready
+            stream.close()
+            dev.put(np.ones(1 << 18), out=x)
+            return await dev.get(x)
+
+    assert (run(main) == 1).all()
