@@ -6,6 +6,7 @@ Each offers the same four verbs, so nothing above knows which loop it is on.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -94,6 +95,9 @@ class TrioShell:
         self._trio = trio
         self._token = trio.lowlevel.current_trio_token()
         self.key: object = self._token
+        self._callbacks: deque[Callable[[], object]] = deque()
+        self._runner: Any = None  # the system task, while it is parked
+        self._has_runner = False
 
     def current(self) -> object | None:
         try:
@@ -103,7 +107,38 @@ class TrioShell:
         return token
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        self.call_soon_threadsafe(callback)
+        # run_sync_soon() would write to a socket each time: too dear for every turn.
+        self._callbacks.append(callback)
+        if not self._has_runner:
+            try:
+                self._trio.lowlevel.spawn_system_task(self._run_callbacks)
+            except RuntimeError:  # the run is over: nobody is left to tell (C12)
+                self._callbacks.clear()
+                return
+            self._has_runner = True
+        elif self._runner is not None:
+            task, self._runner = self._runner, None
+            self._trio.lowlevel.reschedule(task)
+
+    async def _run_callbacks(self) -> None:
+        """Run, in each turn, the callbacks that were there when it began."""
+        lowlevel = self._trio.lowlevel
+
+        def abort(_raise_cancel: Any) -> Any:
+            self._runner = None
+            return lowlevel.Abort.SUCCEEDED
+
+        try:
+            while True:
+                for _ in range(len(self._callbacks)):
+                    self._callbacks.popleft()()
+                if self._callbacks:
+                    await lowlevel.cancel_shielded_checkpoint()
+                else:
+                    self._runner = lowlevel.current_task()
+                    await lowlevel.wait_task_rescheduled(abort)
+        finally:
+            self._has_runner = False  # trio ends system tasks once the main task has ended
 
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> bool:
         try:
