@@ -115,6 +115,8 @@ async def close(core: Core) -> bool:
     core.is_closed = True
     if not was_drained:
         core.abandon(Closed(_left_behind(core)), keeps_blocks=True)
+    if core.lost is not None:
+        core.memory.live.clear()  # the memory went with the device
     core.poller.close()
     core.background.close()
     core.stagers.close()

@@ -333,10 +333,11 @@ def test_concurrent_gets_never_exceed_the_pinned_budget(run, monkeypatch):
         async with virtual(pinned_budget_nbytes=8 * ITEM) as dev:
             x, y = dev.full(ITEM, 1, np.uint8), dev.full(3 * ITEM, 2, np.uint8)
             for _ in range(3):
-                ops = [dev.get(x) for _ in range(20)]
+                ops = [dev.get(x) for _ in range(20)] + [dev.get(y) for _ in range(5)]
                 with anyio.fail_after(20):
                     results = await sf.gather(*ops)
-                assert all((result == 1).all() for result in results)
+                assert all((result == 1).all() for result in results[:20])
+                assert all((result == 2).all() for result in results[20:])
                 assert dev.stats().pinned_nbytes <= 8 * ITEM
                 del results, ops
                 with anyio.fail_after(20):  # larger ones: what is cached makes room
@@ -344,7 +345,7 @@ def test_concurrent_gets_never_exceed_the_pinned_budget(run, monkeypatch):
         assert dev.pinned.num_live == 0
 
     run(main)
-    assert pinned.most == 8 * ITEM
+    assert 0 < pinned.most <= 8 * ITEM
     assert pinned.nbytes == 0
 
 

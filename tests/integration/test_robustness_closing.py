@@ -172,7 +172,10 @@ def test_closing_with_stalled_work_ends_its_awaiters_and_writes_nothing_later(ru
     run(main)
 
 
-def test_leaving_twice_does_nothing_the_second_time(run):
+def test_leaving_twice_does_nothing_the_second_time(run, monkeypatch):
+    closed, closing = [], SimDevice.close
+    monkeypatch.setattr(SimDevice, "close", lambda self: (closed.append(self), closing(self)))
+
     async def main():
         dev = virtual()
         async with dev:
@@ -181,6 +184,7 @@ def test_leaving_twice_does_nothing_the_second_time(run):
             await dev.__aexit__(None, None, None)
         with pytest.raises(sf.Closed):
             dev.memory  # noqa: B018
+        assert len(closed) == 1
         assert_closed(dev)
 
     run(main)

@@ -147,20 +147,24 @@ def test_a_host_copy_that_is_cancelled_or_fails_upstream_leaves_its_destination(
             stalled = dev.launch(add_one, x, 4, stream=stream)
             dev.sim.fail("launch", sticky=False)
             bad = dev.launch(add_one, y, 4)
-            outs = [np.zeros(8) for _ in range(4)]
+            z = dev.put(BIG, after=[stalled])
+            late = dev.launch(add_one, z, 4)
+            outs = [np.zeros(8) for _ in range(5)]
             ones = np.ones(8)
             cancelled = dev.copy(outs[0], ones, after=[stalled])
             failing = dev.copy(outs[1], ones, after=[bad])
             both = dev.copy(outs[2], ones, after=[bad, stalled])
             good = dev.copy(outs[3], ones, after=[stalled, stalled])
+            too_late = dev.copy(outs[4], ones, after=[stalled, late])
             assert cancelled.cancel()
+            assert late.cancel()
             await turns()
             assert not good.done()
             assert not outs[3].any()
             gate.release()
             with anyio.fail_after(20):
                 await good
-                for op in (failing, both):
+                for op in (failing, both, too_late):
                     with pytest.raises(sf.UpstreamFailed):
                         await op
                 with pytest.raises(sf.OpCancelled):
@@ -168,7 +172,7 @@ def test_a_host_copy_that_is_cancelled_or_fails_upstream_leaves_its_destination(
                 with pytest.raises(sf.LaunchFailed):
                     await bad
                 await dev.synchronize()
-            assert [out.any() for out in outs] == [False, False, False, True]
+            assert [out.any() for out in outs] == [False, False, False, True, False]
 
     run(main)
 
