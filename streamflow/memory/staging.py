@@ -124,7 +124,7 @@ class Staging:
 
     def stop_all(self) -> None:
         """Have every job end after the chunk it is at."""
-        for job in self._active:
+        for job in (*self._active, *self._waiting[True], *self._waiting[False]):
             job.is_stopped = True
 
     def close_blocking(self) -> None:

@@ -463,9 +463,11 @@ class Core:
             rare = op._rare
             if keeps_blocks and rare is not None:
                 rare.on_retired = None
-            if op._state is OpState.STAGING and not keeps_blocks:
-                continue  # a worker is at it, on the caller's memory perhaps: its end is near
-            if rare is not None and rare.parked is not None:
-                self.parking.drop(rare.parked, error)
+            waiting = rare.parked if rare is not None else None
+            is_at_work = waiting is None or waiting.num_blockers > 0
+            if op._state is OpState.STAGING and is_at_work and not keeps_blocks:
+                continue  # a worker is at it, on the caller's memory perhaps: it ends soon
+            if waiting is not None:
+                self.parking.drop(waiting, error)
             else:
                 self.fail(op, error)

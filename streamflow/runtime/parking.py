@@ -153,10 +153,12 @@ class Parking:
             return
         older = [other for other in parked.predecessors if not other.has_left]
         for follower in parked.followers:
-            for other in older:
+            # Each link once: chains of drops would double them every time.
+            new = [other for other in older if other not in follower.predecessors]
+            for other in new:
                 other.followers.append(follower)
-            follower.predecessors += older
-            follower.num_blockers += len(older)
+            follower.predecessors += new
+            follower.num_blockers += len(new)
         parked.num_blockers = -1
         line = parked.line
         if parked.is_waiting_for_room:
@@ -164,7 +166,11 @@ class Parking:
             line.waiting.remove(parked)
             self._core.completion.unwant(line)
         if isinstance(line, Timeline) and line.parked_tail is parked:
-            line.parked_tail = next((other for other in older if other.line is line), None)
+            line.parked_tail = max(
+                (other for other in older if other.line is line),
+                key=lambda other: other.op.ticket.seq,
+                default=None,
+            )
         self._core.fail(parked.op, error, parked.deps)
         self._left(parked)
 
@@ -202,9 +208,10 @@ class Parking:
         rare = op.rare()
         rare.parked = parked
         self._core.pending(op, OpState.PARKED)
+        found = [dep.op._rare.parked for dep in blockers]
         if tail is not None:
-            parked.predecessors.append(tail)
-        parked.predecessors += [dep.op._rare.parked for dep in blockers]
+            found.append(tail)
+        parked.predecessors = list(dict.fromkeys(found))
         for predecessor in parked.predecessors:
             predecessor.followers.append(parked)
         parked.num_blockers = len(parked.predecessors) + num_needs
@@ -309,6 +316,8 @@ class Parking:
             return
         line.advance(op.ticket, num_calls, event)
         self._core.num_submitted += 1
+        if op._rare is not None:
+            op._rare.is_wanted = False  # wanted while it was parked: not on this stream yet
         self.submission_failed(op, error, ())
 
     def unrecorded(self, op: Op[Any], error: Exception) -> None:

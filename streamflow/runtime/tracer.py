@@ -134,9 +134,14 @@ class Tracer:
         seq = op.ticket.seq
         backend = self._core.backend
         if op._error is None and traced.starts and self._core.lost is None:
-            base = traced.base
-            start_ms = min(backend.elapsed_ms(base, event) for event in traced.starts)
-            end_ms = max(backend.elapsed_ms(base, event) for event in traced.ends)
+            try:
+                start_ms = min(backend.elapsed_ms(traced.base, event) for event in traced.starts)
+                end_ms = max(backend.elapsed_ms(traced.base, event) for event in traced.ends)
+            except Exception:
+                # An event of another stream is still pending. The op stays untimed: whoever
+                # awaits it is woken whatever a trace would have liked to know.
+                traced.instrument.op_done(seq, op._state.value)
+                return
             traced.instrument.op_timed(seq, start_ms * 1e-3, end_ms * 1e-3)
         traced.instrument.op_done(seq, op._state.value)
 

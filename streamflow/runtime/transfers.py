@@ -208,13 +208,20 @@ class Transfers:
 
     def _stage_out(self, array: DeviceArray, out: Array, submit: _Submission) -> None:
         core, op = self._core, submit.op
+        ends: list[Any] = []
+
+        def run(target: Any) -> int:
+            for end in ends:
+                target.wait(end)
+            return len(ends)
 
         def done(job: StagingJob) -> None:
             if job.error is None:
                 op._result = out
+            ends.extend(job.ends)
             self._staged(op, job)
 
-        parked = submit(core, lambda _: 0, num_needs=1)
+        parked = submit(core, run, num_needs=1)
         if parked is not None:
             job = StagingJob(op.ticket.seq, out, array.address, False, done)
             self._start_when_passed(op, parked, job)
