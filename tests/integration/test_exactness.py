@@ -161,7 +161,7 @@ def test_many_parked_ops_leave_at_once_without_recursion(run, add_one):
     """Seen on a GPU first: one poll retired a whole window, and its followers recursed."""
 
     async def main():
-        settings = sf.Settings(sim_clock="virtual", window=512)
+        settings = sf.Settings(sim_clock="virtual", window=1022)
         async with sf.Device(backend="sim", settings=settings) as dev:
             stream = dev.stream()
             y = dev.zeros(64, np.float32, stream=stream)
