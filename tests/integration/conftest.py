@@ -56,7 +56,8 @@ class Opener:
         self.clock = clock
 
     def __call__(self, index: int = 0, **settings: Any) -> sf.Device:
-        settings.setdefault("sim_clock", self.clock)
+        if self.backend == "sim":
+            settings.setdefault("sim_clock", self.clock)
         return sf.Device(index, backend=self.backend, settings=sf.Settings(**settings))
 
     def stall(self, dev: sf.Device, stream: sf.Stream, seconds: float = 0.3) -> Stall:
@@ -78,7 +79,9 @@ class Stall:
 @pytest.fixture(params=["virtual", "wall", pytest.param("cuda", marks=pytest.mark.gpu)])
 def open_device(request: pytest.FixtureRequest) -> Opener:
     """Open a device of one of the backends; the simulator with each of its clocks."""
-    return Opener("cuda") if request.param == "cuda" else Opener("sim", request.param)
+    if request.param == "cuda":
+        return Opener("cuda", "host")
+    return Opener("sim", request.param)
 
 
 @sf.kernel(

@@ -91,8 +91,11 @@ def test_r7_launches_behind_a_stalled_kernel_never_block_the_loop(run, open_devi
 
     parked, outstanding, gap_s, values = run(main)
     assert values == [5001.0] * 64
-    assert gap_s < 0.15  # a blocked submission would show as a gap of the stall's length
-    if open_device.backend == "sim":
+    if open_device.clock == "virtual":
+        assert gap_s == 0.0  # nothing waited for the device's clock
+    if open_device.backend == "cuda":  # a blocked submission: a gap of the stall's length
+        assert gap_s < 0.25
+    else:  # on the wall clock a blocked submission would never come back: the gate is closed
         assert parked > 4000
         assert outstanding <= 512 + 2
 
