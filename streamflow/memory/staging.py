@@ -111,11 +111,6 @@ class Staging:
         self._active: set[StagingJob] = set()
         self._lock = threading.Lock()
 
-    @property
-    def num_active(self) -> int:
-        """Jobs started or waiting for a channel."""
-        return len(self._active) + sum(map(len, self._waiting.values()))
-
     def start(self, job: StagingJob) -> None:
         """Begin ``job`` now, or when a channel is free; first come first served."""
         job.is_started = True

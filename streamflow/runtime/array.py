@@ -67,7 +67,6 @@ class DeviceArray:
         "_argument",
         "_core",
         "_memory",
-        "_ready",
         "_region",
         "_staged",
         "address",
@@ -95,7 +94,6 @@ class DeviceArray:
         self.size = size
         self.nbytes = size * dtype.itemsize
         self._argument: Any = None
-        self._ready: Op[Any] | None = None
         self._staged: Op[None] | None = None
 
     # -- ops of this array ---------------------------------------------------------------

@@ -178,7 +178,7 @@ class Parking:
         """Completions made room in the window of ``line``: submit what waits for it."""
         core = self._core
         waiting = line.waiting
-        while waiting and line.position - line.watermark < core.window:
+        while waiting and line.num_outstanding < core.window:
             parked = waiting.popleft()
             parked.is_waiting_for_room = False
             core.completion.unwant(line)
@@ -260,9 +260,9 @@ class Parking:
         if line.waiting:
             return False
         window = self._core.window
-        if line.position - line.watermark >= window:
+        if line.num_outstanding >= window:
             self._core.reap(line)
-            return line.position - line.watermark < window and not line.waiting
+            return line.num_outstanding < window and not line.waiting
         if line.inflight and not len(line.inflight) % _REAP_EVERY:
             self._core.reap(line)
         return True

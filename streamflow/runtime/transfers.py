@@ -82,11 +82,6 @@ class Transfers:
         staged: Op[None] = Op(core, "staged", None)
         ends: list[Any] = []
 
-        def run(target: Any) -> int:
-            for end in ends:
-                target.wait(end)
-            return len(ends)
-
         def done(job: StagingJob) -> None:
             ends.extend(job.ends)
             self._staged(op, job)
@@ -100,7 +95,7 @@ class Transfers:
                 core.finish(staged, OpState.DONE)
 
         job = StagingJob(op.ticket.seq, array, address, True, done)
-        parked = submit(core, run, num_needs=1)
+        parked = submit(core, _waits_for(ends), num_needs=1)
         core.pending(staged, OpState.STAGING)
         if parked is None:
             core.finish(staged, OpState.DONE)
@@ -210,18 +205,13 @@ class Transfers:
         core, op = self._core, submit.op
         ends: list[Any] = []
 
-        def run(target: Any) -> int:
-            for end in ends:
-                target.wait(end)
-            return len(ends)
-
         def done(job: StagingJob) -> None:
             if job.error is None:
                 op._result = out
             ends.extend(job.ends)
             self._staged(op, job)
 
-        parked = submit(core, run, num_needs=1)
+        parked = submit(core, _waits_for(ends), num_needs=1)
         if parked is not None:
             job = StagingJob(op.ticket.seq, out, array.address, False, done)
             self._start_when_passed(op, parked, job)
@@ -421,6 +411,17 @@ class _Submission:
             is_overwrite=self.is_overwrite,
             num_needs=num_needs,
         )
+
+
+def _waits_for(ends: list[Any]) -> Run:
+    """What a staged op submits itself: waits for the events its workers leave in ``ends``."""
+
+    def run(target: Any) -> int:
+        for end in ends:
+            target.wait(end)
+        return len(ends)
+
+    return run
 
 
 def host_array(source: Any) -> Array:
