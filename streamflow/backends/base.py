@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -273,9 +274,16 @@ class Backend(Protocol):
     def clock_s(self) -> float:
         """Seconds on the clock this device runs by (virtual, or the host's monotonic one)."""
 
-    def advance(self, num_busy_workers: int, /) -> bool:
-        """Complete one piece of work in virtual time; False when nothing can move.
+    def advance(self, num_busy_workers: int, /, until_s: float = inf) -> bool:
+        """Complete one piece of work that ends by ``until_s`` of virtual time.
 
-        Does nothing while a busy worker is not itself blocked in :meth:`Event.sync`.
-        Always False unless ``is_virtual``.
+        False when none does. Does nothing while a busy worker is not itself blocked in
+        :meth:`Event.sync`. Always False unless ``is_virtual``.
+        """
+
+    def skip_to(self, num_busy_workers: int, time_s: float, may_jump: bool, /) -> bool:
+        """Let virtual time pass to ``time_s`` without completing anything.
+
+        False when work ends by then, when none runs at all (unless ``may_jump``), and
+        where :meth:`advance` would do nothing either.
         """

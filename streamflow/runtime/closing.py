@@ -56,21 +56,21 @@ def _unfinished(core: Core) -> list[Op[Any]]:
 
 
 class _Timer:
-    """Calls ``wake`` on the loop after a while, unless left before."""
+    """Calls ``wake`` after a while of the loop's time, virtual clock or not, unless left before."""
 
     def __init__(self, core: Core, timeout_s: float | None, wake: Callable[[], None]) -> None:
-        self._timer = None
-        if timeout_s is not None:
-            self._timer = threading.Timer(timeout_s, lambda: core.shell.call_soon_threadsafe(wake))
-            self._timer.daemon = True
+        self._shell = core.shell
+        self._timeout_s = timeout_s
+        self._wake = wake
 
     def __enter__(self) -> None:
-        if self._timer is not None:
-            self._timer.start()
+        self._cancel = None
+        if self._timeout_s is not None:
+            self._cancel = self._shell.call_later(self._timeout_s, self._wake)
 
     def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._cancel is not None:
+            self._cancel()
 
 
 def raise_failures(core: Core) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from streamflow.runtime.instrument import Instrument
 from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.parking import Parking
 from streamflow.runtime.poller import Poller
+from streamflow.runtime.timers import Timers
 from streamflow.runtime.tracer import Tracer
 from streamflow.scheduler.completion import count_done
 from streamflow.scheduler.hazards import Region, add_unpassed
@@ -72,6 +74,7 @@ class Core:
         self._closed_lines: deque[Timeline] = deque()
         self._failures: dict[int, BaseException] = {}  # by id; nobody has seen them yet
         self._pending: dict[Op[Any], None] = {}  # parked and staging ops
+        self.timers = Timers(self)
         self.poller = Poller(self)
         self.completion = self.poller.completion
         self.schedule_turn = self.poller.schedule
@@ -357,10 +360,13 @@ class Core:
             react()
         for wake in rare.wakers:
             wake()
-        for callback in rare.callbacks:  # later: it may submit, and we may be in a submission
-            self.call_back(callback, op)
+        # Later: it may submit, and we may be in a submission.
+        for callback, context in rare.callbacks:
+            self.call_back(callback, context, op)
 
-    def call_back(self, callback: Callable[[Op[Any]], object], op: Op[Any]) -> None:
+    def call_back(
+        self, callback: Callable[[Op[Any]], object], context: Context, op: Op[Any]
+    ) -> None:
         """Run a user's callback in a later turn; what it raises is logged, as asyncio does."""
 
         def call() -> None:
@@ -371,7 +377,7 @@ class Core:
 
                 getLogger("streamflow").exception("a done callback of %s raised", op.name)
 
-        self.shell.call_soon(call)
+        self.shell.call_soon(partial(context.run, call))
 
     def pending(self, op: Op[Any], state: OpState) -> None:
         """Note that ``op`` waits for something on the host."""

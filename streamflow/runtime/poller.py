@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -14,6 +16,7 @@ from streamflow.scheduler.completion import Completion
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
+    from streamflow.runtime.timers import Timer
 
 __all__ = ["Poller"]
 
@@ -21,11 +24,24 @@ _lock = threading.Lock()
 _OPEN: WeakSet[Core] = WeakSet()
 """The devices that are polled. Simulated ones of one loop share a clock (rule R15)."""
 
+_GRACE_S = 0.05
+"""How long nothing may have changed before virtual time jumps to a timer."""
+
 
 class Poller:
     """Runs one turn after another while anything wants a completion, and not otherwise."""
 
-    __slots__ = ("_backoff", "_core", "_is_scheduled", "_seen_submitted", "completion")
+    __slots__ = (
+        "_backoff",
+        "_core",
+        "_end_grace",
+        "_is_grace_over",
+        "_is_scheduled",
+        "_seen_state",
+        "_seen_submitted",
+        "completion",
+        "num_moves",
+    )
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -33,6 +49,10 @@ class Poller:
         self._backoff = Backoff(self.wake)
         self._is_scheduled = False
         self._seen_submitted = 0
+        self.num_moves = 0  # completions and deliveries in virtual time
+        self._seen_state: tuple[int, int, float] | None = None  # when the grace began
+        self._end_grace: Callable[[], None] | None = None
+        self._is_grace_over = False
 
     def open(self) -> None:
         """Share the loop's virtual clock from now on. On the loop."""
@@ -54,6 +74,9 @@ class Poller:
         """Stop for good."""
         self._backoff.close()
         self.completion.clear()
+        self._core.timers.close()
+        if self._end_grace is not None:
+            self._end_grace()
         with _lock:
             _OPEN.discard(self._core)
 
@@ -81,8 +104,10 @@ class Poller:
             delivered = self._deliver(is_virtual)
         for timeline in completion.wanted():
             core.reap(timeline)
-        if completion.is_idle and not (
-            core.background.num_undelivered or core.stagers.num_undelivered
+        if (
+            completion.is_idle
+            and not (core.background.num_undelivered or core.stagers.num_undelivered)
+            and core.timers.first() is None
         ):
             return
         if is_virtual:
@@ -108,7 +133,8 @@ class Poller:
     def _advance(self, delivered: bool) -> None:
         """Let virtual time pass by one completion, unless something was submitted (R15)."""
         core = self._core
-        num_busy = num_submitted = 0
+        num_busy = num_submitted = num_moves = 0
+        timers = []
         with _lock:
             cores = list(_OPEN)
         for each in cores:
@@ -116,14 +142,40 @@ class Poller:
                 continue
             num_busy += each.background.num_running + each.stagers.num_running
             num_submitted += each.num_submitted
+            num_moves += each.poller.num_moves
+            if (timer := each.timers.first()) is not None:
+                timers.append(timer)
+        timer = min(timers, default=None)
         if delivered or num_submitted != self._seen_submitted:
             self._seen_submitted = num_submitted
-        elif core.backend.advance(num_busy):
+            self.num_moves += delivered
+        elif core.backend.advance(num_busy, inf if timer is None else timer.due_s):
+            self.num_moves += 1
             for timeline in self.completion.wanted():
                 core.reap(timeline)
+        elif timer is not None and self._reach(timer, num_busy, (num_submitted, num_moves)):
+            timer.fire()
         elif num_busy:
             self._backoff.watch((), [])  # look again soon: a worker may block on the clock
             return
         elif not (core.background.num_undelivered or core.stagers.num_undelivered):
             return  # nothing can move until a gate opens or something is submitted
+        self.schedule()
+
+    def _reach(self, timer: Timer, num_busy: int, counts: tuple[int, int]) -> bool:
+        """Let virtual time pass to ``timer``, if it can; nothing completes before."""
+        core = self._core
+        state = (*counts, core.backend.clock_s())
+        may_jump = self._is_grace_over and state == self._seen_state
+        if core.backend.skip_to(num_busy, timer.due_s, may_jump):
+            return True
+        if (self._is_grace_over or state != self._seen_state) and core.timers.first() is not None:
+            if self._end_grace is not None:
+                self._end_grace()
+            self._seen_state, self._is_grace_over = state, False
+            self._end_grace = core.shell.call_later(_GRACE_S, self._grace_over)
+        return False
+
+    def _grace_over(self) -> None:
+        self._is_grace_over = True
         self.schedule()

@@ -1,6 +1,8 @@
 """The two thin shells around an event loop: asyncio (with uvloop) and trio.
 
-Each offers the same four verbs, so nothing above knows which loop it is on.
+Each offers the same five verbs, so nothing above knows which loop it is on. What they call back
+runs in an empty context of the shell's own, never in that of the task which happened to
+schedule it: such a task's current stream is nobody else's.
 """
 
 from __future__ import annotations
@@ -8,6 +10,9 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from contextvars import Context
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -31,6 +36,12 @@ class Shell(Protocol):
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> bool:
         """Run ``callback`` in a later turn, from any thread. False if the loop has ended."""
 
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
+        """Run ``callback`` after ``delay_s`` by the loop's clock, unless cancelled before.
+
+        Returns what cancels it, harmless to call again. Loop thread only.
+        """
+
     def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
         """``(wake, wait)``: ``await wait(shielded)`` returns after ``wake()``.
 
@@ -50,14 +61,21 @@ class AsyncioShell:
         self.key: object = self._loop
         # The C function behind get_running_loop(): it answers None where that would raise.
         self.current: Callable[[], object | None] = asyncio._get_running_loop
-        self.call_soon: Callable[[Callable[[], object]], Any] = self._loop.call_soon
+        self._context = Context()
+        # A partial, since this runs once a turn: with a context it is no dearer than without.
+        self.call_soon: Callable[[Callable[[], object]], Any] = partial(
+            self._loop.call_soon, context=self._context
+        )
 
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> bool:
         try:
-            self._loop.call_soon_threadsafe(callback)
+            self._loop.call_soon_threadsafe(callback, context=self._context)
         except RuntimeError:  # the loop is closed: nobody is left to tell (C12)
             return False
         return True
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
+        return self._loop.call_later(delay_s, callback, context=self._context).cancel
 
     def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
         future = self._loop.create_future()
@@ -95,6 +113,7 @@ class TrioShell:
         self._trio = trio
         self._token = trio.lowlevel.current_trio_token()
         self.key: object = self._token
+        self._context = Context()
         self._callbacks: deque[Callable[[], object]] = deque()
         self._runner: Any = None  # the system task, while it is parked
         self._has_runner = False
@@ -111,7 +130,7 @@ class TrioShell:
         self._callbacks.append(callback)
         if not self._has_runner:
             try:
-                self._trio.lowlevel.spawn_system_task(self._run_callbacks)
+                self._trio.lowlevel.spawn_system_task(self._run_callbacks, context=Context())
             except RuntimeError:  # the run is over: nobody is left to tell (C12)
                 self._callbacks.clear()
                 return
@@ -142,10 +161,25 @@ class TrioShell:
 
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> bool:
         try:
-            self._token.run_sync_soon(callback)
+            self._token.run_sync_soon(self._context.run, callback)
         except self._trio.RunFinishedError:
             return False
         return True
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
+        scope = self._trio.CancelScope()
+
+        async def sleep() -> None:
+            with scope:
+                await self._trio.sleep(delay_s)
+            if not scope.cancel_called:  # not even between its end and this turn
+                callback()
+
+        with suppress(RuntimeError):  # the run is over: nobody is left to tell (C12)
+            # A context of its own: a shared one may be entered by whoever calls us here.
+            self._trio.lowlevel.spawn_system_task(sleep, context=Context())
+        cancel: Callable[[], None] = scope.cancel
+        return cancel
 
     def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
         lowlevel = self._trio.lowlevel

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import count
+from math import inf
 from typing import Any
 
 from streamflow.backends import register_backend
@@ -183,7 +184,10 @@ class NullBackend:
     def clock_s(self) -> float:
         return time.monotonic()
 
-    def advance(self, num_busy_workers: int, /) -> bool:
+    def advance(self, num_busy_workers: int, /, until_s: float = inf) -> bool:
+        return False
+
+    def skip_to(self, num_busy_workers: int, time_s: float, may_jump: bool, /) -> bool:
         return False
 
 

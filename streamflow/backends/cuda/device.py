@@ -6,6 +6,7 @@ Every driver call here, cuda.core's and cuda.bindings' alike, releases the GIL.
 from __future__ import annotations
 
 import time
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -332,8 +333,12 @@ class CudaBackend:
         """The host's monotonic clock."""
         return time.monotonic()
 
-    def advance(self, num_busy_workers: int, /) -> bool:
+    def advance(self, num_busy_workers: int, /, until_s: float = inf) -> bool:
         """Always False: real time passes by itself."""
+        return False
+
+    def skip_to(self, num_busy_workers: int, time_s: float, may_jump: bool, /) -> bool:
+        """Always False: nobody can make it pass."""
         return False
 
     def _read_properties(self) -> DeviceProperties:

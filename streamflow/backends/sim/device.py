@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -320,9 +321,13 @@ class SimDevice:
     def clock_s(self) -> float:
         return self.world.now_s()
 
-    def advance(self, num_busy_workers: int, /) -> bool:
+    def advance(self, num_busy_workers: int, /, until_s: float = inf) -> bool:
         """Complete one piece of work of any device of the loop in virtual time."""
-        return self.is_virtual and self.world.advance(num_busy_workers)
+        return self.is_virtual and self.world.advance(num_busy_workers, until_s)
+
+    def skip_to(self, num_busy_workers: int, time_s: float, may_jump: bool, /) -> bool:
+        """Let virtual time pass to ``time_s`` if no device of the loop completes anything."""
+        return self.is_virtual and self.world.skip_to(num_busy_workers, time_s, may_jump)
 
     # -- checks ------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from heapq import heapify, heappop, heappush
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -176,13 +177,28 @@ class World:
         self._now_s = start + seconds if next_s is None else min(start + seconds, next_s)
         return self._now_s - start
 
-    def advance(self, num_busy_workers: int) -> bool:
+    def advance(self, num_busy_workers: int, until_s: float = inf) -> bool:
         """:meth:`Backend.advance`: one step, unless a worker is running."""
         with self.lock:
             self._driver = threading.get_ident()
             if num_busy_workers > self.num_blocked:
                 return False
+            if until_s < inf:
+                next_s = self.next_s()
+                if next_s is None or next_s > until_s:
+                    return False
             return self.step()
+
+    def skip_to(self, num_busy_workers: int, time_s: float, may_jump: bool) -> bool:
+        """:meth:`Backend.skip_to`."""
+        with self.lock:
+            if num_busy_workers > self.num_blocked:
+                return False
+            next_s = self.next_s()
+            can_skip = may_jump or time_s <= self._now_s if next_s is None else next_s > time_s
+            if can_skip:
+                self._now_s = max(self._now_s, time_s)
+            return can_skip
 
     def step(self) -> bool:
         """Complete one piece of work in virtual time; False when none runs."""

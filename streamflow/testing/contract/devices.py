@@ -59,6 +59,27 @@ class DeviceContract(Harness):
         rig.finish()
         assert not rig.backend.advance(0)
 
+    def test_an_idle_virtual_clock_jumps_when_told_to(self, rig: Rig) -> None:
+        rig.finish()
+        backend = rig.backend
+        before = backend.clock_s()
+        assert not backend.skip_to(0, before + 60.0, False)
+        assert backend.skip_to(0, before + 60.0, True) == backend.is_virtual
+        assert (backend.clock_s() == before + 60.0) == backend.is_virtual
+
+    def test_virtual_time_stops_short_of_work_that_ends_later(self, rig: Rig) -> None:
+        rig.finish()
+        backend = rig.backend
+        start = backend.clock_s()
+        backend.fill(rig.empty(1 << 20), b"\x01", 1 << 20, rig.stream)
+        event = rig.mark(rig.stream)
+        assert not backend.advance(0, start)
+        assert not backend.skip_to(1, start, True)
+        assert backend.skip_to(0, start, False) == backend.is_virtual
+        assert not backend.skip_to(0, start + 60.0, True)
+        assert backend.advance(0, start + 60.0) == backend.is_virtual
+        drain(backend, event)
+
     def test_set_current_may_be_called_again(self, rig: Rig) -> None:
         rig.backend.set_current()
         rig.backend.set_current()

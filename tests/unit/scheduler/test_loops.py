@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import anyio
@@ -234,3 +236,138 @@ def test_telling_a_loop_that_has_ended_returns_false(run: Run) -> None:
     called: list[int] = []
     assert shell.call_soon_threadsafe(lambda: called.append(1)) is False
     assert called == []
+
+
+# -- timers, and the context that callbacks run in ---------------------------------------------
+
+TASKS: ContextVar[str] = ContextVar("tasks", default="nobody's")
+
+
+def test_a_timer_calls_once_and_not_before(run: Run) -> None:
+    async def main() -> None:
+        shell, log = current_shell(), []
+        wake, wait = shell.park()
+        start = time.monotonic()
+        shell.call_later(0.02, lambda: (log.append(time.monotonic() - start), wake()))
+        assert log == []
+        with anyio.fail_after(20):
+            await wait(False)
+        await settle()
+        assert len(log) == 1
+        assert log[0] > 0.015  # a loop may round to its clock's milliseconds
+
+    run(main)
+
+
+def test_timers_call_in_the_order_they_are_due(run: Run) -> None:
+    async def main() -> None:
+        shell = current_shell()
+        log: list[int] = []
+        wake, wait = shell.park()
+        shell.call_later(0.06, wake)
+        for milliseconds in (40, 2, 20):
+            shell.call_later(milliseconds * 1e-3, lambda n=milliseconds: log.append(n))
+        with anyio.fail_after(20):
+            await wait(False)
+        assert log == [2, 20, 40]
+
+    run(main)
+
+
+def test_a_cancelled_timer_never_calls(run: Run) -> None:
+    async def main() -> None:
+        shell = current_shell()
+        log: list[str] = []
+        wake, wait = shell.park()
+        cancel = shell.call_later(0.002, lambda: log.append("called"))
+        shell.call_later(0.02, wake)
+        cancel()
+        cancel()
+        with anyio.fail_after(20):
+            await wait(False)
+        await settle()
+        assert log == []
+        gone = shell.call_later(0.0, lambda: log.append("zero"))
+        while not log:
+            await checkpoint()
+        gone()  # harmless
+
+    run(main)
+
+
+def test_a_timer_cancelled_in_the_turn_it_is_due_never_calls() -> None:
+    """trio alone can have woken its task already."""
+    import trio
+    import trio.testing
+
+    async def main() -> None:
+        shell, log = current_shell(), []
+        cancels = [shell.call_later(1.0, lambda n=n: (log.append(n), cancel_all())) for n in (0, 1)]
+
+        def cancel_all() -> None:
+            for cancel in cancels:
+                cancel()
+
+        await trio.sleep(2.0)
+        assert len(log) == 1
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_trios_mock_clock_moves_timers() -> None:
+    import trio
+    import trio.testing
+
+    clock = trio.testing.MockClock()
+
+    async def main() -> None:
+        log: list[float] = []
+        current_shell().call_later(3600.0, lambda: log.append(trio.current_time()))
+        await trio.testing.wait_all_tasks_blocked()
+        clock.jump(3599.0)
+        await trio.testing.wait_all_tasks_blocked()
+        assert log == []
+        clock.jump(1.0)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(log) == 1
+
+    trio.run(main, clock=clock)
+
+
+def test_a_timer_left_when_the_loop_ends_is_dropped(run: Run) -> None:
+    async def main() -> tuple[Shell, Callable[[], None]]:
+        shell = current_shell()
+        return shell, shell.call_later(3600.0, lambda: None)
+
+    shell, cancel = run(main)
+    cancel()
+    assert not shell.call_soon_threadsafe(lambda: None)
+
+
+def test_callbacks_run_in_no_tasks_context(run: Run) -> None:
+    """Neither in that of the task that scheduled them nor in that which started the loop."""
+
+    async def main() -> list[str]:
+        shell = current_shell()
+        log: list[str] = []
+
+        def look() -> None:
+            log.append(TASKS.get())
+
+        TASKS.set("mine")
+        shell.call_soon(look)
+        shell.call_soon_threadsafe(look)
+        shell.call_later(0.0, look)
+        while len(log) < 3:
+            await checkpoint()
+        shell.call_soon(look)  # trio: the system task is there already
+        await anyio.to_thread.run_sync(lambda: shell.call_soon_threadsafe(look))
+        while len(log) < 5:
+            await checkpoint()
+        return log
+
+    token = TASKS.set("the loop's")
+    try:
+        assert run(main) == ["nobody's"] * 5
+    finally:
+        TASKS.reset(token)
