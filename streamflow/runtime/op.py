@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextvars import Context, copy_context
 from enum import Enum
 from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -59,7 +60,7 @@ class _Rare:
 
     def __init__(self) -> None:
         self.wakers: list[Callable[[], None]] = []
-        self.callbacks: list[Callable[[Op[Any]], object]] = []
+        self.callbacks: list[tuple[Callable[[Op[Any]], object], Context]] = []
         self.on_device_done: Callable[[], None] | None = None  # a host step of the op itself
         self.on_retired: Callable[[], None] | None = None  # gives back what the op held (R6)
         self.on_ended: list[Callable[[], None]] = []  # for the runtime, before any callback
@@ -180,14 +181,15 @@ class Op(Generic[T]):
         Parameters
         ----------
         callback : callable
-            Called in a later turn of the loop, so it may submit. An exception it
-            raises is logged.
+            Called in a later turn of the loop, so it may submit, and in a copy of the
+            context of this call, so that it does so on this task's current stream. An
+            exception it raises is logged.
         """
         self._core.check_here()
         if self.done():
-            self._core.call_back(callback, self)
+            self._core.call_back(callback, copy_context(), self)
             return
-        self.rare().callbacks.append(callback)
+        self.rare().callbacks.append((callback, copy_context()))
         self._core.want(self)
 
     def cancel(self) -> bool:
@@ -214,9 +216,13 @@ class Op(Generic[T]):
             As it was added; one that was not is ignored.
         """
         rare = self._rare
-        if rare is not None and callback in rare.callbacks:
-            rare.callbacks.remove(callback)
-            self._core.unwant(self)
+        if rare is None:
+            return
+        for place, (added, _) in enumerate(rare.callbacks):
+            if added == callback:
+                del rare.callbacks[place]
+                self._core.unwant(self)
+                return
 
     @property
     def writes_host(self) -> bool:
