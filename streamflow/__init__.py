@@ -10,6 +10,8 @@ from streamflow.errors import (
     BackendUnavailable,
     Closed,
     CompileFailed,
+    CycleFound,
+    DeadlineExceeded,
     DeviceError,
     DeviceLost,
     LaunchFailed,
@@ -24,6 +26,8 @@ from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.collect import as_completed, gather
 from streamflow.runtime.kernel import Kernel, kernel
 from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.report import Report, Unfinished
+from streamflow.runtime.scope import Scope
 from streamflow.runtime.stream import Lane, Stream
 from streamflow.trace.answers import Overlap
 from streamflow.trace.model import EdgeReason, Trace, TracedEdge, TracedOp
@@ -33,6 +37,8 @@ __all__ = [
     "BackendUnavailable",
     "Closed",
     "CompileFailed",
+    "CycleFound",
+    "DeadlineExceeded",
     "Device",
     "DeviceArray",
     "DeviceError",
@@ -49,6 +55,8 @@ __all__ = [
     "OutOfDeviceMemory",
     "Overlap",
     "PoolInfo",
+    "Report",
+    "Scope",
     "Settings",
     "SimulatorWarning",
     "Stream",
@@ -56,6 +64,7 @@ __all__ = [
     "Trace",
     "TracedEdge",
     "TracedOp",
+    "Unfinished",
     "UpstreamFailed",
     "WrongThread",
     "as_completed",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 __all__ = ["Settings"]
@@ -17,6 +17,14 @@ def _default_pinned_budget_nbytes() -> int:
     except (AttributeError, OSError, ValueError):  # no sysconf on this platform
         ram_nbytes = 8 << 30
     return min(4 << 30, ram_nbytes // 8)
+
+
+def _as_bool(text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +47,15 @@ class Settings:
         Chunk size of staged copies to and from the device.
     staging_threads : int
         Threads that fill and empty staging chunks.
+    host_workers : int
+        Threads that run host tasks.
     pinned_budget_nbytes : int
         Pinned bytes for results of ``get``, live and cached together.
     close_timeout_s : float
-        Bound of the drain when a device is left.
+        Bound of the drain when a device is left, or a scope by cancellation (rule R8).
+    serial : bool
+        Wait for each op before the next is submitted, so that a fault names its op
+        (rule R9). For debugging: every submission blocks.
     sim_clock : str
         ``"wall"`` or ``"virtual"``, for the simulator only.
     sim_devices : int
@@ -61,15 +74,24 @@ class Settings:
     staging_in_nbytes: int = 8 * _MIB
     staging_out_nbytes: int = 4 * _MIB
     staging_threads: int = field(default_factory=lambda: min(8, os.cpu_count() or 1))
+    host_workers: int = 4
     pinned_budget_nbytes: int = field(default_factory=_default_pinned_budget_nbytes)
     close_timeout_s: float = 30.0
+    serial: bool = False
     sim_clock: str = "wall"
     sim_devices: int = 2
     sim_memory_nbytes: int = 4 << 30
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("compute_lanes", "block", "window", "staging_threads", "sim_devices"):
+        for name in (
+            "compute_lanes",
+            "block",
+            "window",
+            "staging_threads",
+            "host_workers",
+            "sim_devices",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
         for name in ("staging_in_nbytes", "staging_out_nbytes"):
@@ -101,7 +123,13 @@ class Settings:
             text = environ.get(f"STREAMFLOW_{item.name.upper()}")
             if text is None:
                 continue
-            convert = {"int": int, "float": float, "str": str}[str(item.type)]
+            converters: dict[str, Callable[[str], object]] = {
+                "int": int,
+                "float": float,
+                "str": str,
+                "bool": _as_bool,
+            }
+            convert = converters[str(item.type)]
             try:
                 values[item.name] = convert(text)
             except ValueError:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from operator import index as as_index
@@ -20,12 +19,16 @@ from streamflow.config import Settings
 from streamflow.errors import Closed, SimulatorWarning
 from streamflow.memory.pinned import PinnedPool
 from streamflow.runtime.array import DeviceArray, checked_dtype, checked_shape
-from streamflow.runtime.closing import close, drain, raise_failures
+from streamflow.runtime.closing import close, drain, leave, raise_failures
 from streamflow.runtime.core import Core
 from streamflow.runtime.kernel import Kernel
 from streamflow.runtime.launch import Launcher
+from streamflow.runtime.ledger import live_handles
 from streamflow.runtime.op import Op
 from streamflow.runtime.opening import Opening
+from streamflow.runtime.origin import here
+from streamflow.runtime.report import Report, make_report
+from streamflow.runtime.scope import Scope
 from streamflow.runtime.stream import ENTERED, Lane, Stream, explicit_line
 from streamflow.runtime.transfers import Transfers, fill_pattern
 from streamflow.scheduler.loops import current_shell
@@ -139,16 +142,8 @@ class Device:
         core.check_here()
         if core.is_closing:
             return
-        is_drained = await close(core)
-        if error is not None:
-            return  # the body's own error comes first
-        if not is_drained and core.lost is None:
-            raise TimeoutError(
-                f"device {self.index} was left with work that did not end within "
-                f"close_timeout_s={self.settings.close_timeout_s}"
-            )
-        if core.lost is None or not core.is_loss_seen:
-            raise_failures(core)
+        await close(core, error)
+        leave(core, error)
 
     @property
     def _core(self) -> Core:
@@ -245,7 +240,7 @@ class Device:
         *,
         out: DeviceArray | None = None,
         stream: Stream | None = None,
-        after: Sequence[Any] = (),
+        after: Any = (),
     ) -> DeviceArray:
         """Copy host data to the device.
 
@@ -258,8 +253,10 @@ class Device:
             Of the same shape and dtype; default: a new array.
         stream : Stream, optional
             Default: the current stream, else the lane ``h2d``.
-        after : sequence of Op or DeviceArray
-            Further ops this comes after.
+        after : Op, DeviceArray, future or a sequence of these
+            What else this comes after. A future is one of anyio (or its ``Event`` or
+            ``TaskHandle``), asyncio or a thread pool; if its result is an op or an array,
+            this comes after that, too.
 
         Ordering
         --------
@@ -281,7 +278,7 @@ class Device:
         *,
         out: Any = None,
         stream: Stream | None = None,
-        after: Sequence[Any] = (),
+        after: Any = (),
     ) -> Op[Any]:
         """Copy an array to the host.
 
@@ -306,9 +303,7 @@ class Device:
         self._core.check_open()
         return self._transfers.get(array, out, stream, after)
 
-    def copy(
-        self, dst: Any, src: Any, *, stream: Stream | None = None, after: Sequence[Any] = ()
-    ) -> Op[Any]:
+    def copy(self, dst: Any, src: Any, *, stream: Stream | None = None, after: Any = ()) -> Op[Any]:
         """Copy ``src`` to ``dst``, each an array of this device, of another one, or an ndarray.
 
         Parameters
@@ -342,7 +337,7 @@ class Device:
         block: Any = None,
         shared_bytes: int = 0,
         stream: Stream | None = None,
-        after: Sequence[Any] = (),
+        after: Any = (),
         name: str | None = None,
     ) -> Op[None]:
         """Run a kernel.
@@ -359,8 +354,10 @@ class Device:
             Dynamic shared memory per block.
         stream : Stream, optional
             Default: the current stream, else a compute lane.
-        after : sequence of Op or DeviceArray
-            Further ops this comes after.
+        after : Op, DeviceArray, future or a sequence of these
+            What else this comes after. A future is one of anyio (or its ``Event`` or
+            ``TaskHandle``), asyncio or a thread pool; if its result is an op or an array,
+            this comes after that, too.
         name : str, optional
             For errors and traces; default: the kernel's name.
 
@@ -388,6 +385,95 @@ class Device:
             name=name,
         )
 
+    # -- work on the host ------------------------------------------------------------------------
+
+    def host(
+        self, function: Callable[..., Any], *args: Any, after: Any = (), name: str | None = None
+    ) -> Op[Any]:
+        """Run ``function(*args)`` in the graph: on a worker thread, or on the loop if async.
+
+        Parameters
+        ----------
+        function : callable
+            A coroutine function runs as a task of the event loop, in the caller's context.
+        *args
+            A :class:`DeviceArray` arrives as an ndarray of its contents, an :class:`Op` as
+            its result; everything else as it is.
+        after : Op, DeviceArray, future or a sequence of these
+            As in :meth:`put`.
+        name : str, optional
+            For errors and traces; default: the function's own.
+
+        Returns
+        -------
+        Op
+            Of what the function returns. It may be an argument of later host tasks, a
+            scalar of a later launch, or stand in ``after=``.
+
+        Ordering
+        --------
+        Starts once everything it comes after has ended; at most ``settings.host_workers``
+        at a time, taking turns between scopes. Until then it can be cancelled.
+
+        Raises
+        ------
+        TypeError
+            ``function`` is not callable.
+        """
+        core = self._core
+        core.check_open()
+        if not callable(function):
+            raise TypeError(f"host takes a function to call, found {function!r}")
+        first = core.after(after)
+        for arg in args:
+            if isinstance(arg, DeviceArray):
+                self._transfers.check_array(arg)
+            elif isinstance(arg, Op):
+                core.tickets_of(arg)
+        label = getattr(function, "__name__", None) if name is None else name
+        op: Op[Any] = Op(core, "host", label)
+        values = [
+            self._transfers.get(arg, None, None, ()) if isinstance(arg, DeviceArray) else arg
+            for arg in args
+        ]
+        core.host.submit(op, function, values, first)
+        return op
+
+    def scope(
+        self,
+        *,
+        limit: int | str | None = None,
+        deadline: float | None = None,
+        name: str | None = None,
+    ) -> Scope:
+        """An async context manager that is left only once its work has ended (rule R8).
+
+        Everything submitted inside belongs to it, also by tasks that were started inside.
+
+        Parameters
+        ----------
+        limit : int or str, optional
+            Bytes in flight: each ``put`` takes the bytes it moves, each ``launch`` those of
+            its arrays, from when it goes on until it has ended. What does not fit waits its
+            turn. ``4096``, ``"512MiB"``, ``"2GB"``.
+        deadline : float, optional
+            Seconds from entering, by the device's clock: what runs inside is cancelled then.
+        name : str, optional
+            For errors and reports.
+
+        Raises
+        ------
+        ValueError, TypeError
+            A limit or deadline that is none.
+        DeadlineExceeded
+            On leaving, with a report of what had not ended.
+        ExceptionGroup
+            On leaving: ops failed and nobody saw it, or saw only some of it.
+        """
+        core = self._core
+        core.check_open()
+        return Scope(core, limit=limit, deadline=deadline, name=name)
+
     # -- streams ---------------------------------------------------------------------------------
 
     def stream(self, name: str | None = None, *, priority: int = 0) -> Stream:
@@ -407,7 +493,10 @@ class Device:
             raise ValueError(f"priority is from {greatest} to {least} here, found {priority}")
         self._num_streams += 1
         line = core.make_timeline(
-            name or f"stream{self._num_streams}", priority=priority, is_ordered=True
+            name or f"stream{self._num_streams}",
+            priority=priority,
+            is_ordered=True,
+            where=here(),
         )
         return Stream(core, line, priority)
 
@@ -514,28 +603,13 @@ class Device:
             pinned_nbytes=core.pinned.counted_nbytes,
         )
 
-    def live(self) -> dict[str, int]:
-        """How many handles the device holds, by kind."""
-        core = self._core
-        counts: Counter[str] = Counter()
-        counts["array"] = len(self._core.memory.live)
-        counts["pinned block"] = core.pinned.num_live
-        counts["stream"] = sum(line.is_ordered and line.stream is not None for line in core.lines)
-        counts["op"] = len(core.pending_ops()) + sum(len(line.inflight) for line in core.lines)
-        return {kind: count for kind, count in counts.items() if count}
+    def live(self) -> dict[str, dict[str, int]]:
+        """What the device holds, by kind and by the line that made it: ``{"array": {line: n}}``."""
+        return live_handles(self._core)
 
-    def report(self) -> str:
-        """The oldest unfinished op of every stream, and what is parked, as text."""
-        core = self._core
-        health = "healthy" if core.lost is None else f"lost: {core.lost}"
-        rows = [f"device {self.index} ({self._name}), {health}"]
-        rows += [
-            f"  {line.name}: {len(line.inflight)} in flight, oldest {line.inflight[0].op.name}"
-            for line in core.lines
-            if line.inflight and line.inflight[0].op is not None
-        ]
-        rows += [f"  {op.state.value}: {op.name}" for op in core.pending_ops()]
-        return "\n".join(rows)
+    def report(self) -> Report:
+        """The oldest unfinished op of every stream, and what is parked: prints as text."""
+        return make_report(self._core)
 
     def _resolve(self, target: Any) -> Any:
         """The backend stream behind a stream, a lane or a lane's name, for the controls."""

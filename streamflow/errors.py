@@ -11,6 +11,8 @@
     │   └── DeviceLost                         a sticky fault; ``suspects`` names ops
     ├── UpstreamFailed       (RuntimeError)   an op whose input was never made right
     ├── OpCancelled          (CancelledError) the op was removed before it was submitted
+    ├── DeadlineExceeded     (TimeoutError)   ``report`` says what had not ended, and why
+    ├── CycleFound           (ValueError)     ops that would wait for each other; with the path
     ├── WrongThread          (RuntimeError)   not the thread and loop that own the device
     └── Closed               (ValueError)     use of a closed device, closed stream or freed array
 
@@ -27,6 +29,8 @@ __all__ = [
     "BackendUnavailable",
     "Closed",
     "CompileFailed",
+    "CycleFound",
+    "DeadlineExceeded",
     "DeviceError",
     "DeviceLost",
     "LaunchFailed",
@@ -94,6 +98,25 @@ class UpstreamFailed(StreamflowError, RuntimeError):
 
 class OpCancelled(StreamflowError, CancelledError):
     """The op was cancelled while parked and never reached the device."""
+
+
+class DeadlineExceeded(StreamflowError, TimeoutError):
+    """Work did not end in time.
+
+    Attributes
+    ----------
+    report : object
+        A :class:`streamflow.Report`, made when the time was up: the oldest unfinished op
+        of each stream, what it waits for, since when, and where it was submitted.
+    """
+
+    def __init__(self, message: str, *, report: object = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class CycleFound(StreamflowError, ValueError):
+    """An op waits, through others, for itself; the message names them in order."""
 
 
 class WrongThread(StreamflowError, RuntimeError):

@@ -45,9 +45,15 @@ class PinnedBlock:
         """Give the block back. Any thread; nothing in flight may still touch it (R6)."""
         self.pool._give_back(self)
 
-    def as_result(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """An ndarray that *is* this block; the block returns when the array is collected."""
+    def as_result(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], holder: object
+    ) -> np.ndarray[Any, Any]:
+        """An ndarray that *is* this block; the block returns when the array is collected.
+
+        ``holder`` says who asked for it: :meth:`PinnedPool.holders` tells.
+        """
         nbytes = math.prod(shape) * dtype.itemsize
+        self.pool._holders[self.address] = holder
         # As bytes first: the array interface cannot express every structured dtype.
         return np.asarray(_Loan(self, nbytes)).view(dtype).reshape(shape)
 
@@ -95,6 +101,7 @@ class PinnedPool:
         self._free: dict[int, list[int]] = {}
         self._to_unpin: list[int] = []  # counted no more
         self._slabs: list[int] = []
+        self._holders: dict[int, object] = {}  # by address, of the results that users keep
         self._is_closed = False
         self.counted_nbytes = 0
         self.num_live = 0
@@ -136,6 +143,12 @@ class PinnedPool:
                     self._to_unpin.append(addresses.pop())
                     self.counted_nbytes -= cached_size
             return True
+
+    def holders(self) -> list[object]:
+        """Who holds each live block, as given to :meth:`PinnedBlock.as_result`; else None."""
+        with self._lock:
+            known = list(self._holders.values())
+            return known + [None] * (self.num_live - len(known))
 
     def unreserve(self, nbytes: int) -> None:
         """Give a reservation back."""
@@ -206,6 +219,7 @@ class PinnedPool:
     def _give_back(self, block: PinnedBlock) -> None:
         with self._lock:
             self.num_live -= 1
+            self._holders.pop(block.address, None)
             if not self._is_closed:
                 self._free.setdefault(block.nbytes, []).append(block.address)
                 return

@@ -117,6 +117,14 @@ class Staging:
         self._waiting[job.is_in].append(job)
         self._start_waiting(job.is_in)
 
+    def stop(self, job: StagingJob) -> None:
+        """Have ``job`` end after the chunk it is at, or at once if none has begun (rule R8)."""
+        job.is_stopped = True
+        if job in self._waiting[job.is_in]:
+            self._waiting[job.is_in].remove(job)
+            job.error = OpCancelled("the copy was stopped before it began")
+            job.done(job)
+
     def stop_all(self) -> None:
         """Have every job end after the chunk it is at."""
         for job in (*self._active, *self._waiting[True], *self._waiting[False]):
@@ -177,7 +185,7 @@ class Staging:
             if index % step != first:
                 continue
             if job.is_stopped:
-                raise OpCancelled("staging was stopped: the device is lost or closed")
+                raise OpCancelled("staging was stopped: its scope or device ended")
             chunk = channel.chunk(used)
             used += 1
             np.copyto(chunk.like(piece), piece)
@@ -193,7 +201,7 @@ class Staging:
             if index % step != first:
                 continue
             if job.is_stopped:
-                raise OpCancelled("staging was stopped: the device is lost or closed")
+                raise OpCancelled("staging was stopped: its scope or device ended")
             if len(pending) == 2:
                 self._copy_out(*pending.popleft())
             chunk = channel.chunk(used)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,15 @@ _SUBMITTED = OpState.SUBMITTED
 _NOWHERE = Timeline(0)  # has seen nothing: waits needed here are the maximal tickets
 
 
+class Live(NamedTuple):
+    """An allocation that has not been given back, and where it was made."""
+
+    home: Timeline
+    root: Region
+    nbytes: int
+    origin: tuple[CodeType, int]
+
+
 class Memory:
     """The owned pool of one device and the arrays in it."""
 
@@ -30,7 +40,7 @@ class Memory:
         self._core = core
         # The default threshold of 0 gives memory back at every synchronisation.
         self.pool = core.backend.create_pool(release_threshold_nbytes=_POOL_THRESHOLD_NBYTES)
-        self.live: dict[int, tuple[Timeline, Region]] = {}
+        self.live: dict[int, Live] = {}
         self._is_open = True
 
     def array(
@@ -47,8 +57,8 @@ class Memory:
         """
         core, nbytes = self._core, size * dtype.itemsize
         op: Op[None] = Op(core, "empty", None)
-        if core.instrument is not None:
-            address = self._allocate_traced(op, nbytes, line)
+        if not core.is_fast:
+            address = self._allocate_slowly(op, nbytes, line)
         else:
             stream = line.stream
             events = core.events
@@ -66,10 +76,10 @@ class Memory:
                 core.reap(line)
         memory = Allocation(core, address, nbytes, op, line)
         if address:
-            self.live[address] = (line, memory.root)
+            self.live[address] = Live(line, memory.root, nbytes, (op._code, op._lasti))
         return DeviceArray(memory, memory.root, address, shape, dtype, size)
 
-    def _allocate_traced(self, op: Op[None], nbytes: int, line: Timeline) -> int:
+    def _allocate_slowly(self, op: Op[None], nbytes: int, line: Timeline) -> int:
         core, address = self._core, 0
 
         def run(stream: Any) -> int:
@@ -78,7 +88,8 @@ class Memory:
                 address = self._allocate(nbytes, stream)
             return 1
 
-        core.tracer.op_called(op, (), (), ())
+        if core.instrument is not None:
+            core.tracer.op_called(op, (), (), ())
         core.parking.go(op, run, line, ())
         if op._error is not None:
             core.observed(op._error)
@@ -126,7 +137,7 @@ class Memory:
         deps: list[Ticket] = []
         root.before_write(deps)
         line = None
-        if stream is None and core.instrument is None and address:
+        if stream is None and core.is_fast and address:
             for dep in deps:
                 if dep.position == 0:
                     break
@@ -208,8 +219,8 @@ class Memory:
 
     def free_all(self) -> None:
         """Free what is still live: the device is being closed and has drained."""
-        for address, (home, root) in list(self.live.items()):
-            self.free(address, home, root)
+        for address, live in list(self.live.items()):
+            self.free(address, live.home, live.root)
 
     def close(self) -> None:
         """Destroy the pool."""

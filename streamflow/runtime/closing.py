@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from streamflow.errors import Closed, DeviceLost
+from streamflow.errors import Closed, DeadlineExceeded, DeviceLost, OpCancelled
 from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.report import make_report
+from streamflow.runtime.scope import add_notes, raise_group
+from streamflow.scheduler.machine import FINAL
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
-__all__ = ["close", "drain", "raise_failures"]
-
-_ENDED = (OpState.DONE, OpState.FAILED, OpState.CANCELLED)
+__all__ = ["close", "drain", "leave", "raise_failures"]
 
 
 async def drain(core: Core, *, shielded: bool = False, timeout_s: float | None = None) -> bool:
@@ -35,7 +36,7 @@ async def drain(core: Core, *, shielded: bool = False, timeout_s: float | None =
     wake, wait = core.shell.park()
 
     def next_one() -> None:
-        while unfinished and unfinished[-1]._state in _ENDED:
+        while unfinished and unfinished[-1]._state in FINAL:
             unfinished.pop()
         if unfinished:
             unfinished[-1].rare().on_ended.append(next_one)
@@ -46,7 +47,7 @@ async def drain(core: Core, *, shielded: bool = False, timeout_s: float | None =
     next_one()
     with _Timer(core, timeout_s, wake):
         await wait(shielded)
-    return all(op._state in _ENDED for op in unfinished)
+    return all(op._state in FINAL for op in unfinished)
 
 
 def _unfinished(core: Core) -> list[Op[Any]]:
@@ -73,27 +74,48 @@ class _Timer:
             self._cancel()
 
 
+def leave(core: Core, error: BaseException | None) -> None:
+    """Raise what is left to say when a device has been closed; the body failed with ``error``.
+
+    A cancellation stays as it is, with notes; other errors are joined by failed ops.
+    """
+    failures = core.take_failures()
+    if error is not None and not isinstance(error, Exception):
+        add_notes(error, failures)
+        return
+    if error is None and core.left_behind is not None and core.lost is None:
+        late = DeadlineExceeded(
+            f"{_left_behind(core)}\n{core.left_behind}", report=core.left_behind
+        )
+        add_notes(late, failures)
+        raise late
+    if core.lost is not None and not core.is_loss_seen and error is None:
+        core.is_loss_seen = True
+        raise DeviceLost(str(core.lost), suspects=core.lost.suspects) from core.lost
+    if failures:
+        raise_group(f"device {core.backend.index}", error, failures)
+
+
 def raise_failures(core: Core) -> None:
     """Raise what failed and nobody has looked at (rule R9)."""
     if core.lost is not None:
         core.is_loss_seen = True
         raise DeviceLost(str(core.lost), suspects=core.lost.suspects) from core.lost
     failures = core.take_failures()
-    exceptions = [e for e in failures if isinstance(e, Exception)]
-    if exceptions:
-        noun = "op" if len(exceptions) == 1 else "ops"
-        raise ExceptionGroup(
-            f"{len(exceptions)} {noun} failed and nobody asked for the result", exceptions
-        )
+    if failures:
+        raise_group(f"device {core.backend.index}", None, failures)
 
 
-async def close(core: Core) -> bool:
+async def close(core: Core, error: BaseException | None) -> None:
     """Drain, free and close, also while the caller is being cancelled.
 
-    A cancellation is raised at the end, when all is done. False if work was left behind
-    after ``close_timeout_s``: what it uses is never given back.
+    Left by an ``error``, it drops what is parked; by a cancellation, staging stops as well.
+    A cancellation meanwhile is raised at the end, when all is done. Work that does not end
+    within ``close_timeout_s`` is left behind: what it uses is never given back.
     """
     core.is_closing = core.needs_check = True
+    if error is not None:
+        _give_up(core, error)
     timeout_s = core.settings.close_timeout_s
     cancellations: list[BaseException] = []
 
@@ -112,6 +134,8 @@ async def close(core: Core) -> bool:
         core.memory.free_all()
         await outlast(drain(core, shielded=True, timeout_s=timeout_s))
     was_drained = is_drained()
+    if not was_drained:
+        core.left_behind = make_report(core)
     core.is_closed = True
     if not was_drained:
         core.abandon(Closed(_left_behind(core)), keeps_blocks=True)
@@ -154,7 +178,18 @@ async def close(core: Core) -> bool:
     await checkpoint_if_cancelled()
     if errors and core.lost is None:
         raise core.backend.translate(errors[0], "closing the device")
-    return was_drained
+
+
+def _give_up(core: Core, error: BaseException) -> None:
+    for op in core.pending_ops():
+        rare = op._rare
+        if rare is None or op.kind == "free":
+            continue
+        if op._state is OpState.PARKED and rare.parked is not None:
+            why = f"{op.name} was dropped: its device was left by {error!r}"
+            core.parking.drop(rare.parked, OpCancelled(why))
+        elif rare.stop is not None and not isinstance(error, Exception):
+            rare.stop()
 
 
 def _left_behind(core: Core) -> str:

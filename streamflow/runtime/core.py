@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextvars import Context
 from functools import partial
 from typing import Any
@@ -26,27 +26,28 @@ from streamflow.memory.pinned import PinnedPool
 from streamflow.memory.staging import Staging
 from streamflow.runtime.allocate import Memory
 from streamflow.runtime.array import DeviceArray
+from streamflow.runtime.futures import Futures, is_future
+from streamflow.runtime.host import HostTasks
 from streamflow.runtime.instrument import Instrument
-from streamflow.runtime.op import Op, OpState
-from streamflow.runtime.parking import Parking
+from streamflow.runtime.op import SCOPE, Op, OpState
+from streamflow.runtime.parking import NOTHING, After, Parking
 from streamflow.runtime.poller import Poller
+from streamflow.runtime.report import Report
+from streamflow.runtime.scope import Scope, budgets_of, check_budgets
 from streamflow.runtime.timers import Timers
 from streamflow.runtime.tracer import Tracer
 from streamflow.scheduler.completion import count_done
 from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.loops import Shell
+from streamflow.scheduler.machine import FINAL, OpStep, step
 from streamflow.scheduler.timeline import Ticket, Timeline
 from streamflow.scheduler.workers import Workers
 
 __all__ = ["Core"]
 
-_SUBMITTED, _DONE, _FAILED, _CANCELLED = (
-    OpState.SUBMITTED,
-    OpState.DONE,
-    OpState.FAILED,
-    OpState.CANCELLED,
-)
-_ENDED = (_DONE, _FAILED, _CANCELLED)
+_NUM_TOLD = 8  # suspects that an error's text names with their lines
+
+_DONE = OpState.DONE
 
 
 class Core:
@@ -62,8 +63,13 @@ class Core:
         self.lost: DeviceLost | None = None
         self.is_loss_seen = False
         self.is_closing = False  # no more submissions
+        self.left_behind: Report | None = None  # what had not ended when it was closed
         self.is_closed = False
         self.needs_check = False  # closed, lost, or something dropped: the hot paths look closer
+        self.is_serial = settings.serial
+        self.is_fast = not settings.serial  # the hot paths may take their short cuts
+        # Virtual time where there is one: ages and deadlines are counted in it.
+        self.clock_s = backend.clock_s if backend.is_virtual else time.monotonic
         self.events: list[Any] = []
         self.lines: list[Timeline] = []
         self.parking = Parking(self)
@@ -72,7 +78,8 @@ class Core:
         self._dropped: deque[tuple[int, Timeline, Region]] = deque()
         self._dropped_lines: deque[Timeline] = deque()
         self._closed_lines: deque[Timeline] = deque()
-        self._failures: dict[int, BaseException] = {}  # by id; nobody has seen them yet
+        # By id, with the scope they belong to; nobody has seen them yet.
+        self._failures: dict[int, tuple[BaseException, Scope | None]] = {}
         self._pending: dict[Op[Any], None] = {}  # parked and staging ops
         self.timers = Timers(self)
         self.poller = Poller(self)
@@ -81,6 +88,11 @@ class Core:
         wake, prepare = self.poller.wake, backend.set_current
         self.background = Workers("streamflow-background", 2, prepare, wake)
         self.stagers = Workers("streamflow-stage", settings.staging_threads, prepare, wake)
+        self.host = HostTasks(
+            self, Workers("streamflow-host", settings.host_workers, prepare, wake)
+        )
+        self.pools = (self.background, self.stagers, self.host.workers)
+        self.futures = Futures(self)
         self.pinned = PinnedPool(
             backend.allocate_pinned_blocking,
             backend.free_pinned_blocking,
@@ -99,6 +111,11 @@ class Core:
         self.compute = [self.make_timeline(f"compute{n}") for n in range(settings.compute_lanes)]
         self.h2d, self.d2h, self.free_lane = map(self.make_timeline, ("h2d", "d2h", "free"))
         self.memory = Memory(self)
+
+    @property
+    def num_undelivered(self) -> int:
+        """Tasks on worker threads whose results are still to come."""
+        return sum(pool.num_undelivered for pool in self.pools)
 
     # -- checks ------------------------------------------------------------------------
 
@@ -127,13 +144,31 @@ class Core:
 
     # -- streams and events ----------------------------------------------------------------
 
-    def make_timeline(self, name: str, *, priority: int = 0, is_ordered: bool = False) -> Timeline:
+    def make_timeline(
+        self, name: str, *, priority: int = 0, is_ordered: bool = False, where: str = ""
+    ) -> Timeline:
         """A new stream of the device."""
         stream = self.backend.create_stream(priority=priority)
         uid = self.backend.stream_id(stream)
-        line = Timeline(uid, stream, name, is_ordered=is_ordered, owner=self)
+        line = Timeline(uid, stream, name, is_ordered=is_ordered, owner=self, where=where)
         self.lines.append(line)
         return line
+
+    def settle(self, line: Timeline) -> None:
+        """Block until what was submitted to ``line`` has ended: serial mode only (rule R9).
+
+        A gate on virtual time would never open meanwhile: then go on without.
+        """
+        backend = self.backend
+        while line.inflight and self.lost is None:
+            try:
+                if not backend.is_virtual:
+                    line.inflight[-1].event.sync()
+                elif not line.inflight[-1].event.is_done and not backend.advance(0):
+                    return
+            except Exception as error:
+                self.lose(error, "running in serial mode")
+            self.reap(line)
 
     def take_event(self) -> Any:
         """An event whose last record, if any, is known to have completed."""
@@ -148,15 +183,16 @@ class Core:
     def submitted(self, op: Op[Any]) -> None:
         """Note that ``op`` just got its position."""
         self.num_submitted += 1
-        op._state = _SUBMITTED
         rare = op._rare
         if rare is None:
+            op._state = step(op._state, OpStep.SUBMIT, op.story)
             return
         self._pending.pop(op, None)
         if rare.doomed is not None:
             rare.is_wanted = False  # not wanted on this stream yet
             self.fail(op, rare.doomed)
             return
+        op._state = step(op._state, OpStep.SUBMIT, op.story)
         if rare.is_wanted or rare.on_device_done is not None:
             self.completion.want(op.ticket.timeline, time.monotonic())
             rare.is_wanted = True
@@ -172,30 +208,67 @@ class Core:
                 add_unpassed(older, flat)
             ticket.inherited = tuple(dict.fromkeys(flat))
         op._error = error
-        is_cancelled = isinstance(error, OpCancelled)
-        if not is_cancelled and not isinstance(error, UpstreamFailed):
-            self._failures[id(error)] = error
-        self.finish(op, _CANCELLED if is_cancelled else _FAILED)
+        if isinstance(error, OpCancelled):
+            self._finish(op, OpStep.CANCEL)
+            return
+        scope = op._rare.scope if op._rare is not None else None
+        if error is not self.lost and not isinstance(error, UpstreamFailed):
+            self._failures[id(error)] = error, scope
+            _add_note(error, f"{op.name} was submitted at {op.where}")
+        if scope is not None and not isinstance(error, UpstreamFailed):
+            scope.failed(op, error)
+        self._finish(op, OpStep.FAIL)
+
+    def start(self, op: Op[Any]) -> None:
+        """The work of ``op`` on the host begins."""
+        op._state = step(op._state, OpStep.START, op.story)
+        self._pending[op] = None
+
+    def complete(self, op: Op[Any]) -> None:
+        """All of ``op`` has ended well."""
+        self._finish(op, OpStep.COMPLETE)
+
+    def failed_unseen(self, error: BaseException, op: Op[Any]) -> None:
+        """Note a failure that ``op`` inherits from outside the graph."""
+        self._failures[id(error)] = error, op._rare.scope if op._rare is not None else None
 
     def observed(self, error: BaseException) -> None:
         """Somebody has seen ``error``, which may be the failure of several ops."""
         if error is self.lost:
             self.is_loss_seen = True
         self._failures.pop(id(error), None)
+        if isinstance(error, UpstreamFailed) and error.__cause__ is not None:
+            self._failures.pop(id(error.__cause__), None)
 
-    def take_failures(self) -> list[BaseException]:
-        """The failures nobody has seen; they count as seen now.
+    def take_failures(self, scope: Scope | None = None) -> list[BaseException]:
+        """The failures nobody has seen, of one scope or of all; they count as seen now.
 
         Root causes only: an op that failed with its upstream says nothing new.
         """
-        failures = [error for error in self._failures.values() if error is not self.lost]
-        self._failures.clear()
-        return failures
+        taken = [
+            (key, error)
+            for key, (error, owner) in self._failures.items()
+            if scope is None or owner is scope
+        ]
+        for key, _ in taken:
+            del self._failures[key]
+        return [error for _, error in taken]
 
     def op_of(self, ticket: Ticket) -> Op[Any] | None:
         """The op of a ticket that has not retired, or that failed."""
         op: Op[Any] | None = ticket.op
         return op
+
+    # -- scopes ------------------------------------------------------------------------
+
+    def has_budgets(self) -> bool:
+        """Whether work submitted here and now has to be admitted by a scope."""
+        return bool(budgets_of(self))
+
+    def check_budgets(self, nbytes: int, what: str) -> None:
+        """Raise if ``nbytes`` are more than a scope's limit can ever admit."""
+        if SCOPE.get() is not None:
+            check_budgets(self, nbytes, what)
 
     # -- completion ------------------------------------------------------------------------
 
@@ -228,11 +301,7 @@ class Core:
         op: Op[Any] | None = ticket.op
         if ticket.failure is not None and ticket.position and not ticket.is_passed:
             op = ticket.timeline.owner.mark(ticket)  # failed, and still running
-        elif ticket.is_passed or ticket.failure is not None or op is None:
-            react()
-            return
-        assert op is not None
-        if op._state in _ENDED:  # the mark could not be made: the device is lost
+        if op is None or op._state in FINAL:
             react()
             return
         op.rare().on_ended.append(react)
@@ -241,7 +310,9 @@ class Core:
     def mark(self, ticket: Ticket) -> Op[None]:
         """An op that ends when the work of ``ticket`` has, whose own op has failed already."""
         line = ticket.timeline if ticket.timeline.stream is not None else self.free_lane
+        outer = SCOPE.set(None)  # whoever asks, it is the device's own
         op: Op[None] = Op(self, "record", None)
+        SCOPE.reset(outer)
         self.parking.go(op, lambda _: 0, line, (ticket,))
         return op
 
@@ -249,40 +320,58 @@ class Core:
         """Call ``react`` once every op of ``tickets`` has ended."""
         while tickets:
             ticket = tickets.pop()
-            if not (ticket.is_passed or (ticket.failure is not None and not ticket.position)):
+            op: Op[Any] | None = ticket.op
+            is_running = ticket.position > 0 and not ticket.is_passed
+            if is_running or (op is not None and op._state not in FINAL):
                 self.when_ended(ticket, partial(self.when_all_ended, tickets, react))
                 return
         react()
 
-    def after_tickets(self, after: Sequence[Any]) -> list[Ticket]:
-        """The tickets that ``after=`` names: ops, or arrays for their latest write.
+    def after(self, after: Any) -> After:
+        """What ``after=`` names: ops, arrays for their latest write, and futures.
 
         Raises
         ------
         TypeError
             Something else.
         ValueError
-            An op of another event loop.
+            An op or a future of another event loop.
+        Closed
+            A freed array.
         """
-        if isinstance(after, (Op, DeviceArray)):
+        if not after and isinstance(after, (tuple, list)):
+            return NOTHING
+        if isinstance(after, (Op, DeviceArray)) or is_future(after):
             after = (after,)
         tickets: list[Ticket] = []
+        futures: list[Any] = []
         for item in after:
-            if isinstance(item, DeviceArray):
-                item.check_usable()
-                for other in item._region.overlapping:
-                    add_unpassed(other.last_write, tickets)
-                core, ticket = item._core, item._region.last_write
-            elif isinstance(item, Op):
-                core, ticket = item._core, item.ticket
+            if isinstance(item, (Op, DeviceArray)):
+                tickets += self.tickets_of(item)
+            elif is_future(item):
+                self.futures.check(item)
+                futures.append(item)
             else:
-                raise TypeError(f"after= takes ops and device arrays, found {item!r}")
-            if isinstance(item, Op) and item.kind == "staged":
-                raise ValueError("after= takes ops of the device: pass the array instead")
-            if core is not self and core.shell.key != self.shell.key:
-                raise ValueError(f"{item!r} belongs to another event loop")
-            if not ticket.is_passed or ticket.failure is not None:
-                tickets.append(ticket)
+                raise TypeError(f"after= takes ops, device arrays and futures, found {item!r}")
+        return After(tickets, futures)
+
+    def tickets_of(self, item: Op[Any] | DeviceArray) -> list[Ticket]:
+        """What comes after ``item`` has to come after: the op, or the writes of the array."""
+        core = item._core
+        tickets: list[Ticket] = []
+        if isinstance(item, DeviceArray):
+            item.check_usable()
+            for other in item._region.overlapping:
+                add_unpassed(other.last_write, tickets)
+            ticket = item._region.last_write
+        elif item.kind == "staged":
+            raise ValueError("after= takes ops of the device: pass the array instead")
+        else:
+            ticket = item.ticket
+        if core is not self and core.shell.key != self.shell.key:
+            raise ValueError(f"{item!r} belongs to another event loop")
+        if not ticket.is_passed or ticket.failure is not None:
+            tickets.append(ticket)
         return tickets
 
     def reap(self, timeline: Timeline) -> int:
@@ -308,14 +397,14 @@ class Core:
                 events.append(ticket.event)
             if op is not None and ticket.failure is None:
                 if op._rare is None:
-                    op._state = _DONE
+                    op._state = _DONE  # the table's submitted -> done, without a call
                     ticket.forget()
                 else:
                     finished.append(op)
             else:
                 ticket.event = None
         self.completion.moved(timeline, time.monotonic())
-        if timeline.waiting:
+        if timeline.waiting is not None:
             self.parking.room_in(timeline)
         for op in finished:
             self.device_done(op)
@@ -330,16 +419,23 @@ class Core:
             except Exception as error:
                 self.fail(op, error)
                 return
-        self.finish(op, _DONE)
+        self.complete(op)
 
-    def finish(self, op: Op[Any], state: OpState) -> None:
+    def _finish(self, op: Op[Any], happened: OpStep) -> None:
         """Put ``op`` in its final state and tell everybody."""
-        op._state = state
+        rare = op._rare
+        if happened is OpStep.COMPLETE and rare is not None and rare.on_retired is not None:
+            on_retired, rare.on_retired = rare.on_retired, None
+            try:
+                on_retired()
+            except Exception as error:
+                self.fail(op, error)
+                return
+        op._state = step(op._state, happened, op.story)
         ticket = op.ticket
-        if state is _DONE:
+        if happened is OpStep.COMPLETE:
             ticket.forget()
         self._pending.pop(op, None)
-        rare = op._rare
         if rare is None:
             return
         if rare.traced is not None:
@@ -352,10 +448,12 @@ class Core:
         if rare.on_retired is not None:
             try:
                 rare.on_retired()
-            except Exception as error:
-                op._error = ticket.failure = error
-                op._state = _FAILED
-                self._failures[id(error)] = error
+            except Exception as error:  # the op has failed already: this is only worse
+                _add_note(op._error, f"giving back what it held failed as well: {error!r}")
+        for budget in rare.budgets:
+            self.parking.admitted(budget, budget.release(rare.nbytes))
+        if rare.scope is not None:
+            rare.scope.ended(op)
         for react in rare.on_ended:
             react()
         for wake in rare.wakers:
@@ -379,9 +477,8 @@ class Core:
 
         self.shell.call_soon(partial(context.run, call))
 
-    def pending(self, op: Op[Any], state: OpState) -> None:
+    def pending(self, op: Op[Any]) -> None:
         """Note that ``op`` waits for something on the host."""
-        op._state = state
         self._pending[op] = None
 
     def pending_ops(self) -> list[Op[Any]]:
@@ -397,7 +494,7 @@ class Core:
 
     def close_line(self, line: Timeline) -> None:
         """Destroy a stream nobody submits to any more, once nothing is parked on it."""
-        if line.parked_tail is not None or line.waiting:
+        if line.parked_tail is not None or line.waiting is not None:
             self.post_line(line)  # again later
             return
         stream, line.stream = line.stream, None
@@ -429,8 +526,12 @@ class Core:
         if self._dropped_lines or self._closed_lines:
             self._forget_lines()
         dropped = self._dropped
-        while dropped and self.lost is None:
-            self.memory.free_dropped(*dropped.popleft())
+        if dropped:
+            # Not the work of whatever scope happens to submit something now.
+            outer = SCOPE.set(None)
+            while dropped and self.lost is None:
+                self.memory.free_dropped(*dropped.popleft())
+            SCOPE.reset(outer)
 
     # -- faults -----------------------------------------------------------------------------------
 
@@ -445,9 +546,12 @@ class Core:
         """Fail everything that has not finished; the first reason stays."""
         if self.lost is not None:
             return self.lost
-        unfinished = (ticket.op for line in self.lines for ticket in line.inflight)
-        suspects = reason.suspects or tuple(op.name for op in unfinished if op is not None)
-        self.lost = lost = DeviceLost(str(reason), suspects=suspects)
+        unfinished = [ticket.op for line in self.lines for ticket in line.inflight]
+        ops = sorted((op for op in unfinished if op is not None), key=lambda op: op.ticket.seq)
+        suspects = reason.suspects or tuple(op.name for op in ops)
+        told = [f"{op.name} ({op.where})" for op in ops if op.name in suspects]
+        text = f"{reason}; suspects: {', '.join(told[:_NUM_TOLD])}" if told else str(reason)
+        self.lost = lost = DeviceLost(text, suspects=suspects)
         lost.__cause__ = cause.with_traceback(None)
         self.needs_check = True
         self.abandon(lost)
@@ -464,7 +568,7 @@ class Core:
         self.staging.stop_all()
         parked = self.pending_ops()
         for op in (*(ticket.op for ticket in in_flight), *parked):
-            if op is None or op._state in _ENDED:
+            if op is None or op._state in FINAL:
                 continue
             rare = op._rare
             if keeps_blocks and rare is not None:
@@ -477,3 +581,8 @@ class Core:
                 self.parking.drop(waiting, error)
             else:
                 self.fail(op, error)
+
+
+def _add_note(error: BaseException | None, note: str) -> None:
+    if error is not None and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from operator import index
+from sys import _getframe
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,8 @@ from streamflow.errors import Closed
 from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.core import Core
 from streamflow.runtime.kernel import Kernel
-from streamflow.runtime.op import Op, OpState, next_seq
-from streamflow.runtime.parking import Parked
+from streamflow.runtime.op import SCOPE, Op, OpState, next_seq
+from streamflow.runtime.parking import NOTHING, After, Parked
 from streamflow.runtime.stream import ENTERED, Stream, current_line, explicit_line
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.placement import choose_lane, least_loaded
@@ -132,12 +135,15 @@ class Launcher:
         writes: list[Region] = []
         deps: list[Ticket] = []
         largest = 0
-        is_plain = not after and plan.handle is not None and core.instrument is None
+        is_plain = not after and plan.handle is not None and core.is_fast
         is_overwrite = True
         for place, low, high, convert in plan.scalars:
             value = args[place]
             if value.__class__ is not int or not low <= value <= high:
-                values[place] = convert(value)
+                if value.__class__ is Op:
+                    is_plain = False  # its result, once there is one
+                else:
+                    values[place] = convert(value)
         for place, dtype, access in plan.arrays:
             value = args[place]
             if (
@@ -181,8 +187,14 @@ class Launcher:
             line = explicit_line(core, stream)
         else:
             line = current_line(core) if ENTERED.get() else None
-        op: Op[None] = Op(core, "launch", plan.name if name is None else name)
-        if is_plain and config is not _EMPTY:
+        if SCOPE.get() is not None and core.has_budgets():
+            is_plain = False
+        if not is_plain:
+            return self._submit(
+                _getframe(1), name, plan, config, values, reads, writes, line, after, is_overwrite
+            )
+        op: Op[None] = Op(core, "launch", plan.name if name is None else name, _getframe(1))
+        if config is not _EMPTY:
             for dep in deps:
                 if dep.position == 0:
                     break  # parked: so is this op
@@ -198,7 +210,7 @@ class Launcher:
                     # The parking looks closer at a full window, and retires now and then.
                     (
                         line.position - line.watermark < core.window
-                        and not line.waiting
+                        and line.waiting is None
                         and len(line.inflight) & 63
                     )
                     or core.parking.has_room(line)
@@ -240,12 +252,45 @@ class Launcher:
                         region.last_write = ticket
                         region.reads = ()
                     return op
-        self._submit(op, plan, config, values, reads, writes, line, after, is_overwrite)
+        self._park(op, plan, config, values, reads, writes, line, NOTHING, is_overwrite)
         return op
 
     # -- the general way ------------------------------------------------------------------
 
     def _submit(
+        self,
+        frame: FrameType,
+        name: str | None,
+        plan: _Plan,
+        config: Any,
+        values: list[Any],
+        reads: list[Region],
+        writes: list[Region],
+        line: Timeline | None,
+        after: Any,
+        is_overwrite: bool,
+    ) -> Op[None]:
+        """Check what the short way has no need to, then submit or park."""
+        core = self._core
+        first = core.after(after)
+        results = [
+            (place, convert, values[place])
+            for place, _, _, convert in plan.scalars
+            if isinstance(values[place], Op)
+        ]
+        for _, _, scalar in results:
+            first = After([*first.tickets, *core.tickets_of(scalar)], first.futures)
+        regions = {id(region): region for region in (*reads, *writes)}
+        nbytes = sum(region.stop - region.start for region in regions.values())
+        label = plan.name if name is None else name
+        core.check_budgets(nbytes, f"launch of {label}")
+        op: Op[None] = Op(core, "launch", label, frame)
+        self._park(
+            op, plan, config, values, reads, writes, line, first, is_overwrite, nbytes, results
+        )
+        return op
+
+    def _park(
         self,
         op: Op[None],
         plan: _Plan,
@@ -254,31 +299,51 @@ class Launcher:
         reads: list[Region],
         writes: list[Region],
         line: Timeline | None,
-        after: Sequence[Any],
+        after: After,
         is_overwrite: bool,
+        nbytes: int = 0,
+        results: Sequence[tuple[int, Any, Op[Any]]] = (),
     ) -> None:
         core = self._core
-        tickets = core.after_tickets(after) if after else ()
-
         num_needs = 0
         if config is not _EMPTY and plan.handle is None:
             self._load(plan)
             if plan.error is None and plan.handle is None:
                 num_needs = 1
+
+        def start(parked: Parked) -> None:  # scalars of ours are the results of ops
+            tickets = [scalar.ticket for _, _, scalar in results]
+            core.when_all_ended(tickets, partial(fill_in, parked))
+
+        def fill_in(parked: Parked) -> None:
+            if parked.has_left:
+                return
+            try:
+                for place, convert, scalar in results:
+                    if scalar._error is None:
+                        values[place] = convert(scalar._result)
+            except Exception as error:
+                core.parking.drop(parked, error.with_traceback(None))
+                return
+            core.parking.ready(parked)
+
         parked = core.parking.submit(
             op,
             _Run(core, plan, config, values),
             line=line or (lambda deps: choose_lane(self._lanes, deps)),
             reads=reads,
             writes=writes,
-            after=tickets,
+            after=after,
             is_overwrite=is_overwrite,
             num_needs=num_needs or (plan.error is not None),
+            start=start if results else None,
+            nbytes=nbytes,
         )
         if parked is not None:
             if plan.error is not None:
                 core.parking.drop(parked, plan.error)
             elif num_needs:
+                parked.need = "the compiler"
                 plan.parked.append(parked)
 
     def _plan(self, kernel: Kernel) -> _Plan:

@@ -2,57 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextvars import Context, copy_context
-from enum import Enum
+from collections.abc import Callable, Generator, Sequence
+from contextvars import Context, ContextVar, copy_context
 from itertools import count
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from streamflow.errors import OpCancelled
+from streamflow.runtime.origin import caller, describe
+from streamflow.scheduler.machine import FINAL, OpState
 from streamflow.scheduler.timeline import Ticket, Timeline
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
+    from streamflow.runtime.scope import Scope
 
-__all__ = ["Op", "OpState"]
+__all__ = ["SCOPE", "Op", "OpState"]
 
 T = TypeVar("T")
 
 next_seq = count(1).__next__
 """One order of ops over all devices: hazards compare across them."""
 
+SCOPE: ContextVar[Scope | None] = ContextVar("streamflow_scope", default=None)
+"""The innermost scope of this task: what it submits belongs there."""
 
-class OpState(Enum):
-    """Where an op is. The last three are final."""
-
-    PARKED = "parked"
-    STAGING = "staging"
-    SUBMITTED = "submitted"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-_FINAL = frozenset((OpState.DONE, OpState.FAILED, OpState.CANCELLED))
-_PARKED, _STAGING, _SUBMITTED, _DONE = (
-    OpState.PARKED,
-    OpState.STAGING,
-    OpState.SUBMITTED,
-    OpState.DONE,
-)
+_PARKED, _SUBMITTED, _DONE = OpState.PARKED, OpState.SUBMITTED, OpState.DONE
 
 
 class _Rare:
     """Fields that few ops need."""
 
     __slots__ = (
+        "budgets",
         "callbacks",
         "doomed",
         "is_wanted",
+        "nbytes",
         "on_device_done",
         "on_ended",
         "on_retired",
         "parked",
+        "scope",
+        "stop",
         "traced",
         "wakers",
         "writes_host",
@@ -65,7 +57,11 @@ class _Rare:
         self.on_retired: Callable[[], None] | None = None  # gives back what the op held (R6)
         self.on_ended: list[Callable[[], None]] = []  # for the runtime, before any callback
         self.parked: Any = None
-        self.doomed: Exception | None = None  # fails with this once it has its position
+        self.doomed: BaseException | None = None  # fails with this once it has its position
+        self.scope: Scope | None = None  # ends before the scope does
+        self.budgets: Sequence[Any] = ()  # has ``nbytes`` of each until it ends
+        self.nbytes = 0
+        self.stop: Callable[[], None] | None = None  # ends its work on the host early (R8)
         self.traced: Any = None
         self.is_wanted = False  # the poller runs for this op
         self.writes_host = False  # the caller's own memory (rule R8)
@@ -81,25 +77,38 @@ class Op(Generic[T]):
 
     __slots__ = (
         "__weakref__",
+        "_code",
         "_core",
         "_error",
+        "_lasti",
         "_rare",
         "_result",
         "_state",
+        "called_s",
         "kind",
         "label",
         "ticket",
     )
 
-    def __init__(self, core: Core, kind: str, label: str | None) -> None:
+    def __init__(
+        self, core: Core, kind: str, label: str | None, frame: FrameType | None = None
+    ) -> None:
         self._core = core
         self.kind = kind
         self.label = label
         self.ticket = Ticket(next_seq(), self)
         self._state = _PARKED
         self._rare: _Rare | None = None
-        self._result: Any = None
+        self._result: Any = None  # of a failed op: the traceback inside the user's function
         self._error: BaseException | None = None
+        if frame is None:
+            frame = caller(2)
+        self._code: CodeType = frame.f_code  # the frame itself would keep its locals (C23)
+        self._lasti = frame.f_lasti
+        self.called_s = core.clock_s()
+        scope = SCOPE.get()
+        if scope is not None:
+            scope.enroll(self)
 
     # -- asking ------------------------------------------------------------------------
 
@@ -107,6 +116,16 @@ class Op(Generic[T]):
     def name(self) -> str:
         """The name given, else the kind of work with the op's number."""
         return self.label if self.label is not None else f"{self.kind}#{self.ticket.seq}"
+
+    @property
+    def where(self) -> str:
+        """File and line of the call that made this op."""
+        return describe(*self.origin)
+
+    @property
+    def origin(self) -> tuple[CodeType, int]:
+        """:attr:`where`, not yet looked up: that takes longer than a submission."""
+        return self._code, self._lasti
 
     @property
     def state(self) -> OpState:
@@ -125,7 +144,7 @@ class Op(Generic[T]):
         """Whether the op has ended. Looks at the device; never blocks."""
         if self._state is _SUBMITTED and self._core.is_here():
             self._core.reap(self.ticket.timeline)
-        return self._state in _FINAL
+        return self._state in FINAL
 
     def result(self) -> T:
         """The result of a finished op.
@@ -139,7 +158,8 @@ class Op(Generic[T]):
         """
         error = self.exception()
         if error is not None:
-            raise error.with_traceback(None)  # not the frames of everybody who asked before
+            # Not the frames of everybody who asked before.
+            raise error.with_traceback(self._inner_traceback())
         result: T = self._result
         return result
 
@@ -165,13 +185,13 @@ class Op(Generic[T]):
             try:
                 yield from wait(rare.writes_host).__await__()
             finally:
-                if self._state not in _FINAL:
+                if self._state not in FINAL:
                     rare.wakers.remove(wake)
                     core.unwant(self)
         error = self._error
         if error is not None:
             core.observed(error)
-            raise error.with_traceback(None)
+            raise error.with_traceback(self._inner_traceback())
         result: T = self._result
         return result
 
@@ -237,6 +257,17 @@ class Op(Generic[T]):
         if rare is None:
             rare = self._rare = _Rare()
         return rare
+
+    def _inner_traceback(self) -> TracebackType | None:
+        """Where the user's own function raised, for tasks; streamflow's frames say nothing."""
+        return self._result if isinstance(self._result, TracebackType) else None
+
+    def story(self) -> str:
+        """What is known of the op, for errors and reports."""
+        stream = self.stream
+        place = f" on {stream}" if stream is not None else ""
+        error = f", failed with {self._error!r}" if self._error is not None else ""
+        return f"{self.name} ({self.kind}, {self._state.value}{place}, {self.where}{error})"
 
     def __repr__(self) -> str:
         return f"<Op {self.name} {self._state.value}>"

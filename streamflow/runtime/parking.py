@@ -1,26 +1,30 @@
 """Submission: ops that may go at once do, others park until their needs are met (R3, R7).
 
-An op parks behind what has no position yet: a parked predecessor, a need on the host
-(staging, a kernel still compiling, a pinned block), or a full window. It is submitted the
-moment the last of these is gone, in program order on an ordered stream, in data order on
-a lane.
+An op parks behind what has no position yet: a parked predecessor, a need on the host (a
+future, staging, a host task, a kernel still compiling, a pinned block, an admission
+budget), or a full window. It goes on the moment the last of these is gone, in program
+order on an ordered stream, in data order on a lane.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from streamflow.errors import Closed, DeviceLost, UpstreamFailed
-from streamflow.runtime.op import Op, OpState
+from streamflow.errors import Closed, CycleFound, DeviceLost, UpstreamFailed
+from streamflow.runtime.op import Op
+from streamflow.scheduler.budget import Budget
+from streamflow.scheduler.fair import FairQueue
 from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
-__all__ = ["Parked", "Parking", "PickLine", "Run"]
+__all__ = ["NOTHING", "After", "Parked", "Parking", "PickLine", "Run", "Start"]
 
 Run = Callable[[Any], int]
 """Makes the driver calls of an op on a backend stream; returns how many they were."""
@@ -28,43 +32,69 @@ Run = Callable[[Any], int]
 PickLine = Callable[[list[Ticket]], Timeline]
 """Picks a lane, at the moment of submission, from what the op comes after."""
 
+Start = Callable[["Parked"], None]
+"""Begins the work of an op on the host, once nothing parked is before it any more."""
+
 _REAP_EVERY = 64
 
 
+class After:
+    """What ``after=`` names: ops that exist, and futures that may stand for some to come."""
+
+    __slots__ = ("futures", "tickets")
+
+    def __init__(self, tickets: list[Ticket], futures: Sequence[Any] = ()) -> None:
+        self.tickets = tickets
+        self.futures = futures
+
+
+NOTHING = After([])
+
+
 class Parked:
-    """An op that waits to be submitted, with all it takes to do so."""
+    """An op that waits to go on, with all it takes to do so."""
 
     __slots__ = (
+        "budgets",
         "deps",
         "followers",
         "has_left",
-        "is_waiting_for_room",
         "line",
+        "need",
         "num_blockers",
         "op",
         "predecessors",
         "run",
         "sources",
+        "start",
+        "stops",
+        "withdraw",
     )
 
     def __init__(
         self,
         op: Op[Any],
-        line: Timeline | PickLine,
+        line: Timeline | PickLine | None,
         run: Run,
         deps: list[Ticket],
         sources: list[Ticket],
+        start: Start | None,
+        budgets: Sequence[Budget[Parked]],
     ) -> None:
         self.op = op
         self.line = line
         self.run = run
         self.deps = deps
         self.sources = sources
+        self.start = start
+        self.budgets = list(budgets)  # still to be asked
         self.num_blockers = 0
         self.predecessors: list[Parked] = []
         self.followers: list[Parked] = []
         self.has_left = False
-        self.is_waiting_for_room = False
+        self.need = ""  # what else it waits for on the host, in words
+        self.stops: list[Callable[[], None]] = []  # end the watching of futures
+        self.withdraw: Callable[[], None] | None = None  # leaves the queue it waits in
 
 
 class Parking:
@@ -82,39 +112,48 @@ class Parking:
         op: Op[Any],
         run: Run,
         *,
-        line: Timeline | PickLine,
+        line: Timeline | PickLine | None,
         reads: Sequence[Region] = (),
         writes: Sequence[Region] = (),
-        after: Sequence[Ticket] = (),
+        after: After = NOTHING,
         is_overwrite: bool = False,
         num_needs: int = 0,
+        start: Start | None = None,
+        nbytes: int = 0,
     ) -> Parked | None:
         """Order ``op`` after its hazards and submit or park it.
 
         Parameters
         ----------
-        line : Timeline or callable
-            Where it goes; a callable picks a lane at the moment of submission.
+        line : Timeline, callable or None
+            Where it goes; a callable picks a lane at the moment of submission; None for
+            work on the host alone.
         reads, writes : sequence of Region
             What it touches; recorded here, in program order.
-        after : sequence of Ticket
+        after : After
             Further ops it comes after; their failure is an upstream failure too.
         is_overwrite : bool
             It writes all of ``writes`` without reading: earlier failures don't matter.
         num_needs : int
             Host needs still to be met by :meth:`ready` calls.
+        start : callable, optional
+            Its work on the host, ended by one more :meth:`ready`, or :meth:`host_done`.
+        nbytes : int
+            What it takes of the budgets of the scopes it is in.
 
         Returns
         -------
         Parked or None
             The parked op, or None when it was submitted or has failed.
         """
-        deps: list[Ticket] = list(after)
+        deps: list[Ticket] = []
+        for ticket in after.tickets:
+            add_unpassed(ticket, deps)
         for region in reads:
             region.before_read(deps)
         for region in writes:
             region.before_write(deps)
-        sources = list(after)
+        sources = list(after.tickets)
         for region in reads if is_overwrite else (*reads, *writes):
             sources.append(region.last_write)
             if region.overlapping or region.last_write.failure is not None:
@@ -123,29 +162,38 @@ class Parking:
                     other.last_write for other in region.overlapping if other.last_write.is_parked
                 )
         if self._core.instrument is not None:
-            self._core.tracer.op_called(op, reads, writes, after, is_overwrite)
+            self._core.tracer.op_called(op, reads, writes, after.tickets, is_overwrite)
         parked = None
         if not self._fails_upstream(op, sources, deps):
-            parked = self._go_or_park(op, run, line, deps, sources, num_needs)
+            budgets: Sequence[Budget[Parked]] = ()
+            if nbytes and op._rare is not None and op._rare.scope is not None:
+                budgets = op._rare.scope.budgets
+                op._rare.nbytes = nbytes
+            parked = self._go_or_park(
+                op, run, line, deps, sources, after.futures, num_needs, start, budgets
+            )
         ticket = op.ticket
         for region in reads:
             region.record_read(ticket)
         for region in writes:
             region.record_write(ticket)
+        if parked is not None and parked.num_blockers == 0:
+            self._go_on(parked)
+            return None if parked.has_left else parked
         return parked
 
     def ready(self, parked: Parked) -> None:
-        """One need or predecessor of ``parked`` is met; submit it if that was the last."""
+        """One need or predecessor of ``parked`` is met; it goes on if that was the last."""
         parked.num_blockers -= 1
         if parked.num_blockers == 0:
-            self._due.append(parked)
-            if not self._is_submitting:  # one op's leaving makes others due: no recursion
-                self._is_submitting = True
-                try:
-                    while self._due:
-                        self._unpark(self._due.popleft())
-                finally:
-                    self._is_submitting = False
+            self._go_on(parked)
+
+    def host_done(self, parked: Parked) -> None:
+        """The op had work on the host only, and that has ended well."""
+        ticket = parked.op.ticket
+        ticket.inherited = ()  # nothing on the device for its followers to wait for
+        self._core.complete(parked.op)
+        self._left(parked)
 
     def drop(self, parked: Parked, error: BaseException) -> None:
         """End a parked op with ``error``; what it waited for passes to its followers."""
@@ -160,11 +208,9 @@ class Parking:
             follower.predecessors += new
             follower.num_blockers += len(new)
         parked.num_blockers = -1
+        if parked.withdraw is not None:
+            parked.withdraw()
         line = parked.line
-        if parked.is_waiting_for_room:
-            assert isinstance(line, Timeline)
-            line.waiting.remove(parked)
-            self._core.completion.unwant(line)
         if isinstance(line, Timeline) and line.parked_tail is parked:
             line.parked_tail = max(
                 (other for other in older if other.line is line),
@@ -174,13 +220,63 @@ class Parking:
         self._core.fail(parked.op, error, parked.deps)
         self._left(parked)
 
+    def depend(self, parked: Parked, ticket: Ticket) -> None:
+        """Order ``parked`` after one more op: a future has told which.
+
+        Raises
+        ------
+        CycleFound
+            That op itself waits for ``parked``; the message has the path.
+        """
+        other: Parked | None = None
+        if ticket.is_parked:
+            other = ticket.op._rare.parked
+            assert other is not None
+            path = _path(other, parked)
+            if path is not None:
+                raise CycleFound(_tell_cycle([parked, *path]))
+        parked.sources.append(ticket)
+        add_unpassed(ticket, parked.deps)
+        if other is not None and other not in parked.predecessors:
+            parked.predecessors.append(other)
+            other.followers.append(parked)
+            parked.num_blockers += 1
+
+    def admit(self, parked: Parked, then: Start) -> None:
+        """Call ``then(parked)`` once every budget it asks has room for it: now, or later."""
+        rare = parked.op.rare()
+        nbytes = rare.nbytes
+        while parked.budgets:
+            budget = parked.budgets[0]
+            if not budget.request(rare.scope, parked, nbytes):
+                parked.need = budget.queue.what
+                parked.withdraw = partial(self._withdraw, parked, budget)
+                parked.start = then
+                return
+            rare.budgets = (*rare.budgets, parked.budgets.pop(0))
+        then(parked)
+
+    def admitted(self, budget: Budget[Parked], admitted: Iterable[Parked]) -> None:
+        """``budget`` has given these their share: they go on."""
+        for parked in admitted:
+            parked.withdraw, parked.need = None, ""
+            rare = parked.op.rare()
+            rare.budgets = (*rare.budgets, parked.budgets.pop(0))
+            then, parked.start = parked.start, None
+            assert then is not None
+            self.admit(parked, then)
+
+    def _withdraw(self, parked: Parked, budget: Budget[Parked]) -> None:
+        self.admitted(budget, budget.withdraw(parked.op.rare().scope, parked))
+
     def room_in(self, line: Timeline) -> None:
         """Completions made room in the window of ``line``: submit what waits for it."""
         core = self._core
-        waiting = line.waiting
-        while waiting and line.num_outstanding < core.window:
-            parked = waiting.popleft()
-            parked.is_waiting_for_room = False
+        while (waiting := line.waiting) is not None and line.num_outstanding < core.window:
+            parked = waiting.pop()
+            if not waiting:
+                line.waiting = None
+            parked.withdraw = None
             core.completion.unwant(line)
             self.go(parked.op, parked.run, line, parked.deps)
             self._left(parked)
@@ -191,55 +287,89 @@ class Parking:
         self,
         op: Op[Any],
         run: Run,
-        line: Timeline | PickLine,
+        line: Timeline | PickLine | None,
         deps: list[Ticket],
         sources: list[Ticket],
+        futures: Sequence[Any],
         num_needs: int,
+        start: Start | None,
+        budgets: Sequence[Budget[Parked]],
     ) -> Parked | None:
         blockers = [dep for dep in deps if dep.position == 0]
         tail = line.parked_tail if isinstance(line, Timeline) else None
-        if not (blockers or num_needs or tail is not None):
+        if line is not None and not (
+            blockers or num_needs or tail is not None or start or budgets or futures
+        ):
             target = line if isinstance(line, Timeline) else line(self.flattened(deps))
             if self.has_room(target):
                 self.go(op, run, target, deps)
                 return None
             line = target
-        parked = Parked(op, line, run, deps, sources)
+        parked = Parked(op, line, run, deps, sources, start, budgets)
         rare = op.rare()
         rare.parked = parked
-        self._core.pending(op, OpState.PARKED)
+        self._core.pending(op)
         found = [dep.op._rare.parked for dep in blockers]
         if tail is not None:
             found.append(tail)
         parked.predecessors = list(dict.fromkeys(found))
         for predecessor in parked.predecessors:
             predecessor.followers.append(parked)
-        parked.num_blockers = len(parked.predecessors) + num_needs
+        parked.num_blockers = len(parked.predecessors) + num_needs + len(futures)
         if isinstance(line, Timeline) and line.is_ordered:
             line.parked_tail = parked
-        if parked.num_blockers == 0:
-            self._wait_for_room(parked, line)  # type: ignore[arg-type]
+        for future in futures:
+            self._core.futures.watch(parked, future)
         return parked
 
+    def _go_on(self, parked: Parked) -> None:
+        self._due.append(parked)
+        if not self._is_submitting:  # one op's leaving makes others due: no recursion
+            self._is_submitting = True
+            try:
+                while self._due:
+                    self._unpark(self._due.popleft())
+            finally:
+                self._is_submitting = False
+
     def _unpark(self, parked: Parked) -> None:
-        op = parked.op
         if parked.has_left:
             return
-        if not self._fails_upstream(op, parked.sources, parked.deps):
-            line = parked.line
-            if not isinstance(line, Timeline):
-                line = line(self.flattened(parked.deps))
-            if not self.has_room(line):
-                parked.line = line
-                self._wait_for_room(parked, line)
-                return
-            self.go(op, parked.run, line, parked.deps)
+        if self._fails_upstream(parked.op, parked.sources, parked.deps):
+            self._left(parked)
+        elif parked.start is not None:
+            start, parked.start = parked.start, None
+            parked.num_blockers = 1  # until the work on the host has ended
+            start(parked)
+        else:
+            self.admit(parked, self._pick_and_go)
+
+    def _pick_and_go(self, parked: Parked) -> None:
+        line = parked.line
+        assert line is not None
+        if not isinstance(line, Timeline):
+            line = line(self.flattened(parked.deps))
+        if not self.has_room(line):
+            parked.line = line
+            self._wait_for_room(parked, line)
+            return
+        self.go(parked.op, parked.run, line, parked.deps)
         self._left(parked)
 
     def _wait_for_room(self, parked: Parked, line: Timeline) -> None:
-        parked.is_waiting_for_room = True
-        line.waiting.append(parked)
-        core = self._core
+        core, key = self._core, parked.op.rare().scope
+
+        def withdraw() -> None:
+            assert line.waiting is not None
+            line.waiting.remove(key, parked)
+            if not line.waiting:
+                line.waiting = None
+            core.completion.unwant(line)
+
+        if line.waiting is None:
+            line.waiting = FairQueue(f"room on {line.name}")
+        line.waiting.push(key, parked)
+        parked.need, parked.withdraw = line.waiting.what, withdraw
         core.completion.want(line, core.now())
         core.schedule_turn()
 
@@ -251,18 +381,20 @@ class Parking:
             line.parked_tail = None
         if parked.op._rare is not None:
             parked.op._rare.parked = None
+        for stop in parked.stops:
+            stop()
         followers, parked.followers = parked.followers, []
         for follower in followers:  # possibly of another device of this loop
             follower.op._core.parking.ready(follower)
 
     def has_room(self, line: Timeline) -> bool:
         """Whether ``line`` takes another op now (rule R7); retires what it can first."""
-        if line.waiting:
+        if line.waiting is not None:
             return False
         window = self._core.window
         if line.num_outstanding >= window:
             self._core.reap(line)
-            return line.num_outstanding < window and not line.waiting
+            return line.num_outstanding < window and line.waiting is None
         if line.inflight and not len(line.inflight) % _REAP_EVERY:
             self._core.reap(line)
         return True
@@ -304,6 +436,8 @@ class Parking:
         if tracer is not None:
             tracer.submitted(op, line, waits)
         core.submitted(op)
+        if core.is_serial:
+            core.settle(line)
 
     def refused(
         self, op: Op[Any], error: Exception, line: Timeline, event: Any, num_calls: int
@@ -365,3 +499,32 @@ class Parking:
             self._core.fail(op, error, deps)
             return True
         return False
+
+
+def _path(start: Parked, goal: Parked) -> list[Parked] | None:
+    """From ``start`` to ``goal`` along what each waits for; None if no way leads there."""
+    came_from: dict[Parked, Parked | None] = {start: None}
+    found = deque((start,))
+    while found:
+        here = found.popleft()
+        if here is goal:
+            path: list[Parked] = []
+            step: Parked | None = here
+            while step is not None:
+                path.append(step)
+                step = came_from[step]
+            return path[::-1]
+        for before in here.predecessors:
+            if not before.has_left and before not in came_from:
+                came_from[before] = here
+                found.append(before)
+    return None
+
+
+def _tell_cycle(path: Sequence[Parked]) -> str:
+    told = [path[0].op.name]
+    for here, before in pairwise(path):
+        same = here.line is not None and here.line is before.line
+        order = f", which is earlier on stream {before.op.stream}" if same else ""
+        told.append(f"{before.op.name} ({before.op.where}{order})")
+    return "these ops would wait for each other: " + " -> ".join(told)

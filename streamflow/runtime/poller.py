@@ -100,15 +100,11 @@ class Poller:
             core.drain_dropped()
         is_virtual = core.backend.is_virtual
         delivered = False
-        if core.background.num_undelivered or core.stagers.num_undelivered:
+        if core.num_undelivered:
             delivered = self._deliver(is_virtual)
         for timeline in completion.wanted():
             core.reap(timeline)
-        if (
-            completion.is_idle
-            and not (core.background.num_undelivered or core.stagers.num_undelivered)
-            and core.timers.first() is None
-        ):
+        if completion.is_idle and not core.num_undelivered and core.timers.first() is None:
             return
         if is_virtual:
             self._advance(delivered)
@@ -121,7 +117,7 @@ class Poller:
 
     def _deliver(self, is_virtual: bool) -> bool:
         """Hand the workers' results over; in virtual time, all at once and in op order (R15)."""
-        pools = (self._core.background, self._core.stagers)
+        pools = self._core.pools
         if is_virtual and any(pool.num_busy for pool in pools):
             return False
         results = [result for pool in pools for result in pool.take_results()]
@@ -140,7 +136,7 @@ class Poller:
         for each in cores:
             if each.shell.key is not core.shell.key:
                 continue
-            num_busy += each.background.num_running + each.stagers.num_running
+            num_busy += sum(pool.num_running for pool in each.pools)
             num_submitted += each.num_submitted
             num_moves += each.poller.num_moves
             if (timer := each.timers.first()) is not None:
@@ -158,7 +154,7 @@ class Poller:
         elif num_busy:
             self._backoff.watch((), [])  # look again soon: a worker may block on the clock
             return
-        elif not (core.background.num_undelivered or core.stagers.num_undelivered):
+        elif not core.num_undelivered:
             return  # nothing can move until a gate opens or something is submitted
         self.schedule()
 

@@ -105,9 +105,9 @@ class Stream:
         """
         self._check_open()
         core = self._core
-        ticket = core.after_tickets((op,))
-        if ticket:
-            core.parking.submit(Op(core, "wait", None), _no_calls, line=self._line, after=ticket)
+        after = core.after((op,))
+        if after.tickets or after.futures:
+            core.parking.submit(Op(core, "wait", None), _no_calls, line=self._line, after=after)
 
     async def synchronize(self) -> None:
         """Wait until everything submitted here so far has ended.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamflow.runtime.instrument import Instrument
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Tracer"]
 
-_OWN = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "device.py"))
 _ENGINES = {
     "put": "h2d",
     "get": "d2h",
@@ -62,10 +59,12 @@ class Tracer:
         self._line.stream.record(self._base)
         self._last = {}
         core.instrument = instrument
+        core.is_fast = False
 
     def stop(self) -> None:
         """End; ops still running are timed when they are seen to end."""
         self._core.instrument = None
+        self._core.is_fast = not self._core.is_serial
         for line in self._core.lines:
             self._core.reap(line)
 
@@ -80,7 +79,7 @@ class Tracer:
         """Note an op and why it comes after others. Before its hazards are recorded."""
         instrument = self._core.instrument
         assert instrument is not None
-        traced = op.rare().traced = _Traced(instrument, self._base, _caller())
+        traced = op.rare().traced = _Traced(instrument, self._base, op.where)
         add = traced.edges.append
         is_free = op.kind == "free"
         for region in reads:
@@ -168,14 +167,3 @@ class Tracer:
         if last is not None and last.seq not in told:
             traced.instrument.edge(last.seq, seq, "stream-order", False)
         self._last[line] = op.ticket
-
-
-def _caller() -> str | None:
-    """File and line of the nearest frame that is not the runtime's own."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if not filename.startswith(_OWN):
-            return f"{Path(filename).name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return None

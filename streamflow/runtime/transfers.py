@@ -13,11 +13,11 @@ from streamflow.memory.staging import StagingJob
 from streamflow.runtime.array import DeviceArray, checked_dtype
 from streamflow.runtime.core import Core
 from streamflow.runtime.op import Op, OpState
-from streamflow.runtime.parking import Parked, PickLine, Run
+from streamflow.runtime.parking import NOTHING, After, Parked, PickLine, Run, Start
 from streamflow.runtime.stream import Stream, explicit_line
-from streamflow.scheduler.hazards import Region, add_unpassed
+from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.placement import choose_lane
-from streamflow.scheduler.timeline import Ticket, Timeline
+from streamflow.scheduler.timeline import Timeline
 
 __all__ = ["Transfers", "host_array"]
 
@@ -48,7 +48,9 @@ class Transfers:
         core = self._core
         array = host_array(source)
         line = explicit_line(core, stream) or self._h2d
-        tickets = core.after_tickets(after)
+        first = core.after(after)
+        if array.nbytes:
+            core.check_budgets(array.nbytes, "put")
         if out is None:
             out = self._memory.array(array.shape, array.size, array.dtype, line)
         else:
@@ -57,9 +59,9 @@ class Transfers:
         nbytes = array.nbytes
         block = core.pinned.try_acquire(nbytes) if 0 < nbytes <= SMALL_NBYTES else None
         if nbytes and block is None:
-            tickets += self._place_in(line)
+            first = self._placed_in(line, first)
         op: Op[Any] = Op(core, "put", None)
-        submit = _Submission(op, line, (), (out._region,), tickets, out.is_whole_region)
+        submit = _Submission(op, line, (), (out._region,), first, out.is_whole_region, nbytes)
         if nbytes == 0:
             submit(core, lambda _: 0)
             return out, op
@@ -85,23 +87,21 @@ class Transfers:
         def done(job: StagingJob) -> None:
             ends.extend(job.ends)
             self._staged(op, job)
+            if staged._state is not OpState.STAGING:  # the device was closed meanwhile
+                return
             if op._error is None:
-                core.finish(staged, OpState.DONE)
+                core.complete(staged)
             else:  # the same error: whoever sees one has seen both
                 core.fail(staged, op._error)
 
         def ended() -> None:
-            if not job.is_started:  # no worker will look at the source
-                core.finish(staged, OpState.DONE)
+            if not job.is_started and staged._state is OpState.STAGING:
+                core.complete(staged)  # no worker will look at the source
 
         job = StagingJob(op.ticket.seq, array, address, True, done)
-        parked = submit(core, _waits_for(ends), num_needs=1)
-        core.pending(staged, OpState.STAGING)
-        if parked is None:
-            core.finish(staged, OpState.DONE)
-            return staged
+        core.start(staged)
         op.rare().on_ended.append(ended)
-        self._start_when_passed(op, parked, job)
+        submit(core, _waits_for(ends), start=partial(self._start_staging, job))
         return staged
 
     # -- out -------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Transfers:
         if out is not None:
             check_out(out, array)
         line = explicit_line(core, stream) or self._d2h
-        tickets = core.after_tickets(after)
+        first = core.after(after)
         nbytes = array.nbytes
         block = None
         if out is None or nbytes <= SMALL_NBYTES:
@@ -128,11 +128,11 @@ class Transfers:
         else:
             is_staged = True
         if is_staged:
-            tickets += self._place_in(line)
+            first = self._placed_in(line, first)
         op: Op[Array] = Op(core, "get", None)
         if out is not None:
             op.rare().writes_host = True
-        submit = _Submission(op, line, (array._region,), (), tickets, False)
+        submit = _Submission(op, line, (array._region,), (), first, False)
         if nbytes == 0:
             op._result = np.empty(array.shape, array.dtype) if out is None else out
             submit(core, lambda _: 0)
@@ -165,7 +165,7 @@ class Transfers:
                 return
             taken = held.pop()
             if op._error is None and out is None:
-                op._result = taken.as_result(shape, dtype)
+                op._result = taken.as_result(shape, dtype, op.origin)
             else:
                 taken.release()
 
@@ -186,6 +186,7 @@ class Transfers:
         if parked is None:
             core.pinned.unreserve(nbytes)
             return
+        parked.need = "pinned memory"
 
         def pinned(result: PinnedBlock, error: BaseException | None) -> None:
             if error is not None:
@@ -211,37 +212,41 @@ class Transfers:
             ends.extend(job.ends)
             self._staged(op, job)
 
-        parked = submit(core, _waits_for(ends), num_needs=1)
-        if parked is not None:
-            job = StagingJob(op.ticket.seq, out, array.address, False, done)
-            self._start_when_passed(op, parked, job)
+        job = StagingJob(op.ticket.seq, out, array.address, False, done)
+        submit(core, _waits_for(ends), start=partial(self._start_staging, job))
 
-    def _place_in(self, line: Timeline) -> list[Ticket]:
+    def _placed_in(self, line: Timeline, after: After) -> After:
         """What a staged copy, which runs on private streams, must come after on ``line``."""
         if not line.is_ordered:
-            return []
+            return after
         op: Op[None] = Op(self._core, "record", None)
         self._core.parking.submit(op, lambda _: 0, line=line)
-        return [op.ticket]
+        return After([*after.tickets, op.ticket], after.futures)
 
     # -- staging jobs ------------------------------------------------------------------------
 
-    def _start_when_passed(self, op: Op[Any], parked: Parked, job: StagingJob) -> None:
-        """Start ``job`` once the device has done all it comes after."""
+    def _start_staging(self, job: StagingJob, parked: Parked) -> None:
+        """Start ``job`` once the device has done all it comes after (rule R7)."""
         core = self._core
-        if op._state is not OpState.PARKED:
+        pending = core.parking.flattened(parked.deps)
+        core.when_all_ended(pending, partial(self._when_passed, job, parked))
+
+    def _when_passed(self, job: StagingJob, parked: Parked) -> None:
+        core = self._core
+        if parked.has_left:
             return
         if any(source.failure is not None for source in parked.sources):
-            core.parking.ready(parked)  # the submission says what failed
-            return
-        pending: list[Ticket] = []
-        for dep in parked.deps:
-            add_unpassed(dep, pending)
-        if pending:
-            core.when_ended(pending[0], partial(self._start_when_passed, op, parked, job))
-            return
+            core.parking.ready(parked)  # which says what failed
+        elif core.parking.flattened(parked.deps):
+            self._start_staging(job, parked)  # what ended had failed, and left others before it
+        else:
+            core.parking.admit(parked, partial(self._stage, job))
+
+    def _stage(self, job: StagingJob, parked: Parked) -> None:
+        core, op = self._core, parked.op
         job.is_timed = core.instrument is not None
-        core.pending(op, OpState.STAGING)
+        op.rare().stop = partial(core.staging.stop, job)
+        core.start(op)
         core.staging.start(job)
         core.schedule_turn()
 
@@ -290,11 +295,10 @@ class Transfers:
         if abs(to - origin) < nbytes and to != origin and dst._memory is src._memory:
             raise ValueError("copy between overlapping parts of one array")
         line = explicit_line(core, stream) or (lambda deps: choose_lane(self._compute, deps))
+        first = core.after(after)
         op: Op[Any] = Op(core, "copy", None)
         reads, writes = (src._region,), (dst._region,)
-        _Submission(op, line, reads, writes, core.after_tickets(after), dst.is_whole_region)(
-            core, run
-        )
+        _Submission(op, line, reads, writes, first, dst.is_whole_region)(core, run)
         return op
 
     def _copy_on_host(self, dst: Any, src: Any, after: Sequence[Any]) -> Op[Array]:
@@ -305,37 +309,15 @@ class Transfers:
         check_same(dst.shape, dst.dtype, source.shape, source.dtype)
         if not dst.flags.writeable:
             raise ValueError("the destination array is read-only")
+        first = core.after(after)
         op: Op[Array] = Op(core, "copy", None)
         op.rare().writes_host = True
 
-        def task() -> None:
+        def copy() -> Array:
             np.copyto(dst, source)
+            return dst
 
-        def start() -> None:
-            if op._state is not OpState.PARKED:
-                return
-            if any(ticket.failure is not None for ticket in tickets):
-                core.parking.ready(op.rare().parked)  # the submission says what failed
-                return
-            core.pending(op, OpState.STAGING)
-            core.background.submit(op.ticket.seq, task, done)
-            core.schedule_turn()
-
-        def done(_: None, error: BaseException | None) -> None:
-            if op._error is not None:
-                return
-            parked = op.rare().parked
-            if error is not None:
-                core.parking.drop(parked, core.lose(error, "copying on the host"))
-                return
-            op._result = dst
-            core.parking.ready(parked)
-
-        tickets = core.after_tickets(after)
-        parked = _Submission(op, self._d2h, (), (), tickets, False)(core, lambda _: 0, num_needs=1)
-        if parked is not None:
-            pending = [t for t in tickets if not t.is_passed]
-            core.when_all_ended(pending, start)
+        core.host.submit(op, copy, (), first)
         return op
 
     def fill(
@@ -360,7 +342,7 @@ class Transfers:
             explicit_line(core, stream) or line or (lambda deps: choose_lane(self._compute, deps)),
             (),
             (array._region,),
-            (),
+            NOTHING,
             array.is_whole_region,
         )(core, run)
         return op
@@ -382,7 +364,7 @@ class Transfers:
 class _Submission:
     """The ordering of an op, fixed before it is known how it will run."""
 
-    __slots__ = ("after", "is_overwrite", "line", "op", "reads", "writes")
+    __slots__ = ("after", "is_overwrite", "line", "nbytes", "op", "reads", "writes")
 
     def __init__(
         self,
@@ -390,8 +372,9 @@ class _Submission:
         line: Timeline | PickLine,
         reads: Sequence[Region],
         writes: Sequence[Region],
-        after: Sequence[Ticket],
+        after: After,
         is_overwrite: bool,
+        nbytes: int = 0,
     ) -> None:
         self.op = op
         self.line = line
@@ -399,8 +382,11 @@ class _Submission:
         self.writes = writes
         self.after = after
         self.is_overwrite = is_overwrite
+        self.nbytes = nbytes
 
-    def __call__(self, core: Core, run: Run, num_needs: int = 0) -> Parked | None:
+    def __call__(
+        self, core: Core, run: Run, num_needs: int = 0, start: Start | None = None
+    ) -> Parked | None:
         return core.parking.submit(
             self.op,
             run,
@@ -410,6 +396,8 @@ class _Submission:
             after=self.after,
             is_overwrite=self.is_overwrite,
             num_needs=num_needs,
+            start=start,
+            nbytes=self.nbytes,
         )
 
 

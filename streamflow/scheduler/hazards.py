@@ -129,9 +129,9 @@ class Region:
 def add_unpassed(ticket: Ticket, into: list[Ticket]) -> None:
     """Add ``ticket`` unless it has completed; for one that never ran, what it waited for."""
     if ticket.position == 0:
-        # A write that failed before submission ran nothing: its followers come after
-        # what it would have waited for.
-        if ticket.failure is None:
+        # An op that failed before submission ran nothing on the device, nor did a host
+        # task: their followers come after what they would have waited for.
+        if ticket.inherited is None:
             into.append(ticket)
         else:
             for older in ticket.inherited:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import anyio
 import anyio.lowlevel
@@ -42,6 +42,14 @@ class Shell(Protocol):
         Returns what cancels it, harmless to call again. Loop thread only.
         """
 
+    def spawn(
+        self, function: Callable[[], Coroutine[Any, Any, None]], context: Context
+    ) -> Callable[[], None]:
+        """Run ``function()``, which handles its own errors, as a task of the loop.
+
+        Returns what cancels it. The task has no parent: it must end by itself.
+        """
+
     def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
         """``(wake, wait)``: ``await wait(shielded)`` returns after ``wake()``.
 
@@ -66,6 +74,7 @@ class AsyncioShell:
         self.call_soon: Callable[[Callable[[], object]], Any] = partial(
             self._loop.call_soon, context=self._context
         )
+        self._tasks: set[Any] = set()  # the loop itself holds tasks weakly
 
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> bool:
         try:
@@ -76,6 +85,14 @@ class AsyncioShell:
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
         return self._loop.call_later(delay_s, callback, context=self._context).cancel
+
+    def spawn(
+        self, function: Callable[[], Coroutine[Any, Any, None]], context: Context
+    ) -> Callable[[], None]:
+        task = self._loop.create_task(function(), context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return cast(Callable[[], None], task.cancel)
 
     def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
         future = self._loop.create_future()
@@ -180,6 +197,18 @@ class TrioShell:
             self._trio.lowlevel.spawn_system_task(sleep, context=Context())
         cancel: Callable[[], None] = scope.cancel
         return cancel
+
+    def spawn(
+        self, function: Callable[[], Coroutine[Any, Any, None]], context: Context
+    ) -> Callable[[], None]:
+        scope = self._trio.CancelScope()
+
+        async def run() -> None:
+            with scope:
+                await function()
+
+        self._trio.lowlevel.spawn_system_task(run, context=context)
+        return cast(Callable[[], None], scope.cancel)
 
     def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
         lowlevel = self._trio.lowlevel

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from streamflow.scheduler.fair import FairQueue
+
 __all__ = ["Clock", "Ticket", "Timeline", "needed_waits"]
 
 Clock = Mapping["Timeline", int]
@@ -54,6 +56,7 @@ class Timeline:
         "waiting",
         "wants",
         "watermark",
+        "where",
     )
 
     def __init__(
@@ -64,14 +67,16 @@ class Timeline:
         *,
         is_ordered: bool = False,
         owner: Any = None,
+        where: str = "",
     ) -> None:
         self.uid = uid
+        self.where = where  # file and line that asked for it, for the ledger
         self.owner = owner  # the device; streams of several may depend on each other
         self.stream = stream
         self.name = name
         self.is_ordered = is_ordered  # explicit streams keep program order; lanes do not (R3)
         self.parked_tail: Any = None  # the newest parked op of an ordered stream (rule R7)
-        self.waiting: deque[Any] = deque()  # ops that only lack room in the window (rule R7)
+        self.waiting: FairQueue[Any] | None = None  # ops that only lack room in the window (R7)
         self.position = 0
         self.watermark = 0
         self.clock: Clock = _NOTHING_SEEN
@@ -127,9 +132,10 @@ class Timeline:
 class Ticket:
     """The place of one op in the order: (timeline, position, what the stream had seen).
 
-    A parked op's ticket has position 0 until the op is submitted. ``failure`` is set
-    when the op will never be submitted or its result is wrong; then ``inherited``
-    holds what the op itself would have waited for, which its followers still must.
+    A parked op's ticket has position 0 until the op is submitted. Where the op never will
+    be, because it failed or all its work was on the host, ``inherited`` holds what its
+    followers still have to wait for; None until then. ``failure`` is set when the result
+    is wrong.
     """
 
     __slots__ = (
@@ -153,13 +159,13 @@ class Ticket:
         self.op = op
         self.position = 0
         self.failure: BaseException | None = None
-        self.inherited: tuple[Ticket, ...] = ()
+        self.inherited: tuple[Ticket, ...] | None = None
         self.holds = 0  # users of the event besides the timeline; it is not pooled until 0
 
     @property
     def is_parked(self) -> bool:
         """Not submitted, and still going to be."""
-        return self.position == 0 and self.failure is None
+        return self.position == 0 and self.inherited is None
 
     @property
     def is_passed(self) -> bool:
@@ -174,7 +180,7 @@ class Ticket:
 
     def __repr__(self) -> str:
         if self.position == 0:
-            return f"<Ticket #{self.seq} {'failed' if self.failure else 'parked'}>"
+            return f"<Ticket #{self.seq} {'parked' if self.is_parked else 'never submitted'}>"
         return f"<Ticket #{self.seq} {self.timeline.name}@{self.position}>"
 
 

@@ -37,7 +37,7 @@ class Workers:
         wake_loop: Callable[[], None],
     ) -> None:
         self._name = name
-        self._num_threads = num_threads
+        self.num_threads = num_threads
         self._prepare = prepare
         self._wake_loop = wake_loop
         self._tasks: SimpleQueue[tuple[int, int, Callable[[], Any], Done] | None] = SimpleQueue()
@@ -55,7 +55,7 @@ class Workers:
             self.num_busy += 1
         self._num_tasks += 1
         self._tasks.put((seq, self._num_tasks, task, done))
-        if len(self._threads) < min(self._num_threads, self.num_undelivered):
+        if len(self._threads) < min(self.num_threads, self.num_undelivered):
             thread = threading.Thread(
                 target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True
             )
@@ -65,7 +65,7 @@ class Workers:
     @property
     def num_running(self) -> int:
         """Tasks that have a thread, or are about to get one; queued ones wait for these."""
-        return min(self.num_busy, self._num_threads)
+        return min(self.num_busy, self.num_threads)
 
     def take_results(self) -> list[Result]:
         """The results that are ready. Loop thread only: each must be handed to its ``done``."""

@@ -107,7 +107,7 @@ def test_c2_a_sticky_fault_reaches_every_waiter_and_leaves_other_devices_alone(r
                 dev.zeros(3)
             with pytest.raises(sf.DeviceLost):
                 await dev.synchronize()
-            assert "lost" in dev.report()
+            assert "lost" in str(dev.report())
             return await other.get(other.full(3, 2.0))
 
     assert run(main).tolist() == [2, 2, 2]

@@ -87,13 +87,14 @@ def test_leaving_under_a_cancelled_scope_drains_and_closes_before_it_is_delivere
                     await x
                     gate = dev.sim.gate(stream)
                     op = dev.launch(add_one, x, 4, stream=stream)
-                    staged = dev.get(x, out=np.empty_like(BIG))
+                    staged = dev.get(x, out=np.empty_like(BIG))  # parked behind the launch
                     group.start_soon(release_later, gate)
                     scope.cancel()
                     await op
             assert scope.cancelled_caught
             assert released.is_set()
-        assert op.state is staged.state is sf.OpState.DONE
+        assert op.state is sf.OpState.DONE  # submitted, so drained (rule R8)
+        assert staged.state is sf.OpState.CANCELLED
         assert_closed(dev)
         await assert_next_device_works()
 

@@ -108,8 +108,7 @@ def test_cancelling_a_long_chain_of_parked_ops_takes_linear_work(run, add_one, s
     run(main)
 
 
-@pytest.mark.parametrize("what", ["get", "copy"])
-def test_c22_a_staged_copy_that_waits_for_room_ends_with_its_device(run, add_one, what):
+def test_c22_a_staged_copy_that_waits_for_room_ends_with_its_device(run, add_one):
     async def main():
         dev = virtual(window=6)
         await dev.__aenter__()
@@ -120,8 +119,8 @@ def test_c22_a_staged_copy_that_waits_for_room_ends_with_its_device(run, add_one
         dev.sim.gate("d2h")
         held = [dev.get(x) for _ in range(3)]  # these fill the window
         out = np.zeros(1 << 18, np.float32)
-        staged = dev.copy(out, BIG) if what == "copy" else dev.get(big, out=out)
-        while not (staged._rare.parked and staged._rare.parked.is_waiting_for_room):
+        staged = dev.get(big, out=out)
+        while not (staged._rare.parked and staged._rare.parked.need == "room on d2h"):
             await anyio.lowlevel.checkpoint()
         dev.sim.fail("launch")
         for op in (dev.launch(add_one, z, 16), *held, staged):

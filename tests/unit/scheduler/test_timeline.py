@@ -140,9 +140,11 @@ def test_a_parked_ticket_is_neither_passed_nor_failed() -> None:
 
 def test_a_ticket_that_failed_before_submission_is_not_parked() -> None:
     ticket = Ticket(1)
-    ticket.failure = RuntimeError()
+    assert ticket.is_parked
+    assert repr(ticket) == "<Ticket #1 parked>"
+    ticket.failure, ticket.inherited = RuntimeError(), ()
     assert not ticket.is_parked
-    assert repr(ticket) == "<Ticket #1 failed>"
+    assert repr(ticket) == "<Ticket #1 never submitted>"
 
 
 def test_forgetting_drops_the_op_its_event_and_its_clock() -> None:

@@ -1,0 +1,125 @@
+"""Futures of the event loop as dependencies: ``after=`` takes what isn't an op yet (R7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from contextvars import Context
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any
+
+from streamflow.errors import OpCancelled, UpstreamFailed
+from streamflow.runtime.array import DeviceArray
+from streamflow.runtime.op import Op
+
+if TYPE_CHECKING:
+    from streamflow.runtime.core import Core
+    from streamflow.runtime.parking import Parked
+
+__all__ = ["Futures", "is_future"]
+
+
+def is_future(item: object) -> bool:
+    """Whether ``item`` is a future, task handle or event of anyio, asyncio or a thread pool.
+
+    anyio's ``Future``, ``TaskHandle`` and ``Event`` (trio's and asyncio's events, too) are
+    awaited with ``wait()``; asyncio's and concurrent's futures call back.
+    """
+    kind = type(item)
+    if isinstance(item, (Op, DeviceArray)):
+        return False
+    if callable(getattr(kind, "add_done_callback", None)):
+        return True
+    has_outcome = hasattr(kind, "return_value") or hasattr(kind, "is_set")
+    return has_outcome and iscoroutinefunction(getattr(kind, "wait", None))
+
+
+class Futures:
+    """What parked ops of one device wait for in the event loop."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def check(self, future: Any) -> None:
+        """Raise ``ValueError`` if ``future`` is of another event loop."""
+        get_loop = getattr(future, "get_loop", None)
+        if get_loop is not None and get_loop() is not self._core.shell.key:
+            raise ValueError(f"{future!r} belongs to another event loop")
+
+    def watch(self, parked: Parked, future: Any) -> None:
+        """Meet one need of ``parked`` once ``future`` is resolved.
+
+        Where its result is an op or an array, or several, ``parked`` comes after those.
+        """
+        core = self._core
+        parked.need = f"{type(future).__name__} {getattr(future, 'name', '') or ''}".rstrip()
+
+        def resolved(_: object = None) -> None:
+            if not parked.has_left:
+                self._resolved(parked, future)
+
+        if not hasattr(type(future), "add_done_callback"):
+            self._wait(parked, future, resolved)
+        elif hasattr(future, "get_loop"):
+            future.add_done_callback(resolved, context=Context())
+            parked.stops.append(lambda: future.remove_done_callback(resolved))
+        else:  # a thread pool's, resolved on any thread
+            future.add_done_callback(lambda _: core.shell.call_soon_threadsafe(resolved))
+
+    def _wait(self, parked: Parked, future: Any, resolved: Callable[[], None]) -> None:
+        async def wait() -> None:
+            await future.wait()
+            resolved()
+
+        parked.stops.append(self._core.shell.spawn(wait, Context()))
+
+    def _resolved(self, parked: Parked, future: Any) -> None:
+        core, parking = self._core, self._core.parking
+        try:
+            result = _result_of(future)
+        except _Cancelled:
+            what = f"{parked.op.name} waits for a future that was cancelled"
+            parking.drop(parked, OpCancelled(what))
+            return
+        except BaseException as error:
+            failure = UpstreamFailed(f"{parked.op.name} waits for a future that failed: {error!r}")
+            failure.__cause__ = error.with_traceback(None)
+            core.failed_unseen(error, parked.op)
+            parking.drop(parked, failure)
+            return
+        try:
+            for item in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(item, (Op, DeviceArray)):
+                    for ticket in core.tickets_of(item):
+                        parking.depend(parked, ticket)
+        except Exception as error:  # a cycle, a freed array, an op of another loop
+            parking.drop(parked, error.with_traceback(None))
+            return
+        parked.need = ""
+        parking.ready(parked)
+
+
+class _Cancelled(Exception):
+    """The future was cancelled, in whatever words its library has for that."""
+
+
+def _result_of(future: Any) -> object:
+    """The result of a resolved future; raises what it failed with."""
+    kind = type(future)
+    if hasattr(kind, "add_done_callback"):
+        if future.cancelled():
+            raise _Cancelled
+        error = future.exception()
+        if error is not None:
+            raise error
+        return future.result()
+    if not hasattr(kind, "return_value"):
+        return None  # an event
+    try:
+        result: object = future.return_value
+    except Exception as error:
+        # anyio: FutureFailed and TaskFailed carry the cause, their cancelled kinds none.
+        if error.__cause__ is None or isinstance(error.__cause__, CancelledError):
+            raise _Cancelled from None
+        raise error.__cause__ from None
+    return result

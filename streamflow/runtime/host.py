@@ -1,0 +1,154 @@
+"""Host tasks: the user's own functions as ops of the graph (``dev.host``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
+from functools import partial
+from inspect import iscoroutinefunction
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from streamflow.errors import OpCancelled
+from streamflow.runtime.op import Op
+from streamflow.runtime.parking import After, Parked
+from streamflow.scheduler.fair import FairQueue
+from streamflow.scheduler.workers import Workers
+
+if TYPE_CHECKING:
+    from streamflow.runtime.core import Core
+
+__all__ = ["HostTasks", "is_async", "user_traceback"]
+
+
+class HostTasks:
+    """Runs host functions once all they come after has ended: on threads, or on the loop.
+
+    Threads are few, so tasks take turns between scopes; one that has no thread yet can be
+    cancelled like any parked op.
+    """
+
+    def __init__(self, core: Core, workers: Workers) -> None:
+        self._core = core
+        self.workers = workers
+        self._queue: FairQueue[Parked] = FairQueue("a worker thread")
+        self._tasks: dict[Parked, Callable[[], Any]] = {}
+
+    def submit(
+        self,
+        op: Op[Any],
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        after: After,
+    ) -> None:
+        """Have ``function(*args)`` run; an op among ``args`` stands for its result."""
+        context = copy_context()
+        ops = [arg for arg in args if isinstance(arg, Op)]
+        tickets = [*after.tickets, *(arg.ticket for arg in ops)]
+
+        def start(parked: Parked) -> None:
+            core = self._core
+            pending = core.parking.flattened(parked.deps) + [arg.ticket for arg in ops]
+            core.when_all_ended(pending, partial(self._ready, parked, function, args, context))
+
+        self._core.parking.submit(
+            op, _no_calls, line=None, after=After(tickets, after.futures), start=start
+        )
+
+    def _ready(
+        self, parked: Parked, function: Callable[..., Any], args: Sequence[Any], context: Context
+    ) -> None:
+        if parked.has_left:
+            return
+        core = self._core
+        if any(source.failure is not None for source in parked.sources):
+            core.parking.ready(parked)  # which says what failed
+            return
+        values = [arg._result if isinstance(arg, Op) else arg for arg in args]
+        if is_async(function):
+            self._run_on_loop(parked, partial(function, *values), context)
+            return
+        key = parked.op.rare().scope
+
+        def withdraw() -> None:
+            self._queue.remove(key, parked)
+            del self._tasks[parked]
+
+        self._tasks[parked] = partial(context.run, function, *values)
+        self._queue.push(key, parked)
+        parked.need, parked.withdraw = self._queue.what, withdraw
+        self._pump()
+
+    def _pump(self) -> None:
+        core, workers = self._core, self.workers
+        while self._queue and workers.num_undelivered < workers.num_threads:
+            parked = self._queue.pop()
+            parked.need, parked.withdraw = "", None
+            core.start(parked.op)
+            workers.submit(
+                parked.op.ticket.seq, self._tasks.pop(parked), partial(self._done, parked)
+            )
+            core.schedule_turn()
+
+    def _done(self, parked: Parked, result: Any, error: BaseException | None) -> None:
+        self._ended(parked, result, error)
+        self._pump()
+
+    def _ended(self, parked: Parked, result: Any, error: BaseException | None) -> None:
+        op, parking = parked.op, self._core.parking
+        if parked.has_left:  # the device was closed meanwhile
+            return
+        if error is None:
+            op._result = result
+            parking.host_done(parked)
+        else:
+            op._result = user_traceback(error)
+            parking.drop(parked, error)
+
+    def _run_on_loop(self, parked: Parked, function: Callable[[], Any], context: Context) -> None:
+        core, op = self._core, parked.op
+
+        async def run() -> None:
+            with anyio.CancelScope() as cancel_scope:
+                if op._rare is not None:
+                    op._rare.stop = cancel_scope.cancel
+                try:
+                    result = await function()
+                except anyio.get_cancelled_exc_class():
+                    what = f"{op.name} was cancelled while it ran"
+                    self._ended(parked, None, OpCancelled(what))
+                    raise
+                except BaseException as error:
+                    self._ended(parked, None, error)
+                else:
+                    self._ended(parked, result, None)
+
+        core.start(op)
+        core.shell.spawn(run, context)
+
+
+def is_async(function: object) -> bool:
+    """Whether calling ``function`` makes a coroutine."""
+    while isinstance(function, partial):
+        function = function.func
+    return iscoroutinefunction(function) or iscoroutinefunction(
+        getattr(type(function), "__call__", None)  # noqa: B004  (an object that is called)
+    )
+
+
+def user_traceback(error: BaseException) -> TracebackType | None:
+    """The traceback of ``error`` from the user's function on; ours would say nothing."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in _OWN:
+        traceback = traceback.tb_next
+    error.__traceback__ = None
+    return traceback
+
+
+_OWN = (__file__, Workers.submit.__code__.co_filename)
+
+
+def _no_calls(_: Any) -> int:
+    return 0

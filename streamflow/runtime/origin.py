@@ -1,0 +1,40 @@
+"""Where in the user's program something was called, kept in two words per op."""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FrameType
+
+__all__ = ["caller", "describe", "here"]
+
+_PACKAGE = Path(__file__).parents[1]
+_OWN = (str(_PACKAGE / "runtime"), str(_PACKAGE / "device.py"))
+_is_own: dict[str, bool] = {}
+
+
+def caller(depth: int) -> FrameType:
+    """The nearest frame, ``depth`` or more above, that is not the runtime's own."""
+    frame = sys._getframe(depth)
+    while True:
+        filename = frame.f_code.co_filename
+        is_own = _is_own.get(filename)
+        if is_own is None:
+            is_own = _is_own[filename] = filename.startswith(_OWN)
+        if not is_own or frame.f_back is None:
+            return frame
+        frame = frame.f_back
+
+
+def describe(code: CodeType, lasti: int) -> str:
+    """File and line of an instruction. Frames hold locals, so no frame is kept (C23)."""
+    positions = next(islice(code.co_positions(), lasti // 2, None), None)
+    line = positions[0] if positions is not None else None
+    return f"{Path(code.co_filename).name}:{line or code.co_firstlineno}"
+
+
+def here() -> str:
+    """File and line of the nearest call from the user's program."""
+    frame = caller(2)
+    return describe(frame.f_code, frame.f_lasti)

@@ -1,0 +1,129 @@
+"""What has not ended, what it waits for, since when, and where it was submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from streamflow.runtime.op import Op, OpState
+
+if TYPE_CHECKING:
+    from streamflow.runtime.core import Core
+
+__all__ = ["Report", "Unfinished", "make_report"]
+
+_NUM_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """One op that had not ended.
+
+    Attributes
+    ----------
+    name, kind : str
+    state : str
+    stream : str or None
+        The lane or stream; None for work on the host, or before a lane is picked.
+    waits_for : str
+        In words.
+    age_s : float
+        Seconds since it was called for, on the clock the device runs by.
+    where : str
+        File and line of the call.
+    """
+
+    name: str
+    kind: str
+    state: str
+    stream: str | None
+    waits_for: str
+    age_s: float
+    where: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.stream or 'host'}: {self.name} ({self.where}) {self.state} for "
+            f"{self.age_s:.3g} s, waits for {self.waits_for}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The oldest unfinished op of each stream, then all that is parked or on the host.
+
+    Attributes
+    ----------
+    title : str
+        The device and its health.
+    rows : tuple of Unfinished
+    """
+
+    title: str
+    rows: tuple[Unfinished, ...]
+
+    def __str__(self) -> str:
+        shown = [f"  {row}" for row in self.rows[:_NUM_SHOWN]]
+        more = len(self.rows) - len(shown)
+        if more:
+            shown.append(f"  and {more} more")
+        return "\n".join([self.title, *(shown or ["  nothing is unfinished"])])
+
+
+def make_report(core: Core, among: Collection[Op[Any]] | None = None) -> Report:
+    """Report on ``core``'s device, or on the ops ``among`` which somebody waits for."""
+    heads: list[Op[Any]] = []
+    for line in core.lines:
+        for ticket in line.inflight:
+            op: Op[Any] | None = ticket.op
+            if op is not None and (among is None or op in among):
+                heads.append(op)
+                break
+    parked = [op for op in core.pending_ops() if among is None or op in among]
+    now_s = core.clock_s()
+    health = "healthy" if core.lost is None else f"lost: {core.lost}"
+    return Report(
+        f"device {core.backend.index}, {health}",
+        tuple(_row(op, now_s) for op in (*heads, *parked)),
+    )
+
+
+def _row(op: Op[Any], now_s: float) -> Unfinished:
+    return Unfinished(
+        op.name,
+        op.kind,
+        op.state.value,
+        op.stream,
+        _why(op),
+        max(0.0, now_s - op.called_s),
+        op.where,
+    )
+
+
+def _why(op: Op[Any]) -> str:
+    if op._state is OpState.SUBMITTED:
+        return _why_submitted(op)
+    parked = op._rare.parked if op._rare is not None else None
+    if op._state is OpState.STAGING or parked is None:
+        return "its work on the host"
+    before = [other.op for other in parked.predecessors if not other.has_left]
+    if before:
+        return ", ".join(f"{other.name} ({other.where})" for other in before[:4])
+    running = [ticket.op for ticket in parked.deps if ticket.position and not ticket.is_passed]
+    names = [f"{other.name} on {other.stream}" for other in running if other is not None]
+    return ", ".join([*filter(None, [parked.need]), *names[:4]]) or "its turn"
+
+
+def _why_submitted(op: Op[Any]) -> str:
+    """The work on other streams that this one's stream was told to wait for, if it still runs."""
+    ticket = op.ticket
+    names = []
+    for line, position in ticket.seen.items():
+        ahead = [t.op for t in line.inflight if t.position <= position and t.op is not None]
+        if ahead:
+            names.append(f"{ahead[0].name} on {line.name}")
+    first = ticket.timeline.inflight[0]
+    if first is not ticket and first.op is not None:
+        names.append(f"{first.op.name} ahead of it")
+    return ", ".join(names[:4]) or "the device, which is working on it"
