@@ -181,6 +181,7 @@ class Device:
             core.check_open()
         checked = checked_dtype(dtype)
         dims, size = checked_shape(shape, checked.itemsize)
+        core.check_budgets(size * checked.itemsize, "empty")
         line = explicit_line(core, stream) if stream is not None or ENTERED.get() else None
         if line is None:
             line = least_loaded(core.compute)

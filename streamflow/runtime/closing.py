@@ -10,9 +10,9 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from streamflow.errors import Closed, DeadlineExceeded, DeviceLost, OpCancelled
+from streamflow.runtime.failures import add_notes, raise_group
 from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.report import make_report
-from streamflow.runtime.scope import add_notes, raise_group
 from streamflow.scheduler.machine import FINAL
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def leave(core: Core, error: BaseException | None) -> None:
 
     A cancellation stays as it is, with notes; other errors are joined by failed ops.
     """
-    failures = core.take_failures()
+    failures = core.failures.take()
     if error is not None and not isinstance(error, Exception):
         add_notes(error, failures)
         return
@@ -101,7 +101,7 @@ def raise_failures(core: Core) -> None:
     if core.lost is not None:
         core.is_loss_seen = True
         raise DeviceLost(str(core.lost), suspects=core.lost.suspects) from core.lost
-    failures = core.take_failures()
+    failures = core.failures.take()
     if failures:
         raise_group(f"device {core.backend.index}", None, failures)
 

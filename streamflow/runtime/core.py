@@ -26,14 +26,16 @@ from streamflow.memory.pinned import PinnedPool
 from streamflow.memory.staging import Staging
 from streamflow.runtime.allocate import Memory
 from streamflow.runtime.array import DeviceArray
+from streamflow.runtime.failures import Failures, add_note
 from streamflow.runtime.futures import Futures, is_future
 from streamflow.runtime.host import HostTasks
 from streamflow.runtime.instrument import Instrument
 from streamflow.runtime.op import SCOPE, Op, OpState
-from streamflow.runtime.parking import NOTHING, After, Parking
+from streamflow.runtime.parked import NOTHING, After
+from streamflow.runtime.parking import Parking
 from streamflow.runtime.poller import Poller
 from streamflow.runtime.report import Report
-from streamflow.runtime.scope import Scope, budgets_of, check_budgets
+from streamflow.runtime.scope import budgets_of, check_budgets
 from streamflow.runtime.timers import Timers
 from streamflow.runtime.tracer import Tracer
 from streamflow.scheduler.completion import count_done
@@ -78,8 +80,7 @@ class Core:
         self._dropped: deque[tuple[int, Timeline, Region]] = deque()
         self._dropped_lines: deque[Timeline] = deque()
         self._closed_lines: deque[Timeline] = deque()
-        # By id, with the scope they belong to; nobody has seen them yet.
-        self._failures: dict[int, tuple[BaseException, Scope | None]] = {}
+        self.failures = Failures()
         self._pending: dict[Op[Any], None] = {}  # parked and staging ops
         self.timers = Timers(self)
         self.poller = Poller(self)
@@ -213,8 +214,8 @@ class Core:
             return
         scope = op._rare.scope if op._rare is not None else None
         if error is not self.lost and not isinstance(error, UpstreamFailed):
-            self._failures[id(error)] = error, scope
-            _add_note(error, f"{op.name} was submitted at {op.where}")
+            self.failures.note(error, scope)
+            add_note(error, f"{op.name} was submitted at {op.where}")
         if scope is not None and not isinstance(error, UpstreamFailed):
             scope.failed(op, error)
         self._finish(op, OpStep.FAIL)
@@ -228,36 +229,16 @@ class Core:
         """All of ``op`` has ended well."""
         self._finish(op, OpStep.COMPLETE)
 
-    def failed_unseen(self, error: BaseException, op: Op[Any]) -> None:
-        """Note a failure that ``op`` inherits from outside the graph."""
-        self._failures[id(error)] = error, op._rare.scope if op._rare is not None else None
+    def op_of(self, ticket: Ticket) -> Op[Any] | None:
+        """The op of a ticket that has not retired, or that failed."""
+        op: Op[Any] | None = ticket.op
+        return op
 
     def observed(self, error: BaseException) -> None:
         """Somebody has seen ``error``, which may be the failure of several ops."""
         if error is self.lost:
             self.is_loss_seen = True
-        self._failures.pop(id(error), None)
-        if isinstance(error, UpstreamFailed) and error.__cause__ is not None:
-            self._failures.pop(id(error.__cause__), None)
-
-    def take_failures(self, scope: Scope | None = None) -> list[BaseException]:
-        """The failures nobody has seen, of one scope or of all; they count as seen now.
-
-        Root causes only: an op that failed with its upstream says nothing new.
-        """
-        taken = [
-            (key, error)
-            for key, (error, owner) in self._failures.items()
-            if scope is None or owner is scope
-        ]
-        for key, _ in taken:
-            del self._failures[key]
-        return [error for _, error in taken]
-
-    def op_of(self, ticket: Ticket) -> Op[Any] | None:
-        """The op of a ticket that has not retired, or that failed."""
-        op: Op[Any] | None = ticket.op
-        return op
+        self.failures.observed(error)
 
     # -- scopes ------------------------------------------------------------------------
 
@@ -291,6 +272,7 @@ class Core:
             and not rare.callbacks
             and not rare.on_ended
             and rare.on_device_done is None
+            and not rare.budgets
         ):
             rare.is_wanted = False
             if op.ticket.position:
@@ -339,12 +321,14 @@ class Core:
         Closed
             A freed array.
         """
-        if not after and isinstance(after, (tuple, list)):
+        if isinstance(after, (tuple, list)) and not after:
             return NOTHING
         if isinstance(after, (Op, DeviceArray)) or is_future(after):
             after = (after,)
         tickets: list[Ticket] = []
         futures: list[Any] = []
+        if not isinstance(after, Iterable):
+            after = (after,)
         for item in after:
             if isinstance(item, (Op, DeviceArray)):
                 tickets += self.tickets_of(item)
@@ -449,7 +433,7 @@ class Core:
             try:
                 rare.on_retired()
             except Exception as error:  # the op has failed already: this is only worse
-                _add_note(op._error, f"giving back what it held failed as well: {error!r}")
+                add_note(op._error, f"giving back what it held failed as well: {error!r}")
         for budget in rare.budgets:
             self.parking.admitted(budget, budget.release(rare.nbytes))
         if rare.scope is not None:
@@ -581,8 +565,3 @@ class Core:
                 self.parking.drop(waiting, error)
             else:
                 self.fail(op, error)
-
-
-def _add_note(error: BaseException | None, note: str) -> None:
-    if error is not None and note not in getattr(error, "__notes__", ()):
-        error.add_note(note)

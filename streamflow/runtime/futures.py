@@ -14,7 +14,7 @@ from streamflow.runtime.op import Op
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
-    from streamflow.runtime.parking import Parked
+    from streamflow.runtime.parked import Parked
 
 __all__ = ["Futures", "is_future"]
 
@@ -84,7 +84,7 @@ class Futures:
         except BaseException as error:
             failure = UpstreamFailed(f"{parked.op.name} waits for a future that failed: {error!r}")
             failure.__cause__ = error.with_traceback(None)
-            core.failed_unseen(error, parked.op)
+            core.failures.note(error, parked.op.rare().scope)
             parking.drop(parked, failure)
             return
         try:

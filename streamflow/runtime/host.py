@@ -13,7 +13,7 @@ import anyio
 
 from streamflow.errors import OpCancelled
 from streamflow.runtime.op import Op
-from streamflow.runtime.parking import After, Parked
+from streamflow.runtime.parked import After, Parked
 from streamflow.scheduler.fair import FairQueue
 from streamflow.scheduler.workers import Workers
 

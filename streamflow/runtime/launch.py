@@ -17,7 +17,7 @@ from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.core import Core
 from streamflow.runtime.kernel import Kernel
 from streamflow.runtime.op import SCOPE, Op, OpState, next_seq
-from streamflow.runtime.parking import NOTHING, After, Parked
+from streamflow.runtime.parked import NOTHING, After, Parked
 from streamflow.runtime.stream import ENTERED, Stream, current_line, explicit_line
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.placement import choose_lane, least_loaded
@@ -135,7 +135,9 @@ class Launcher:
         writes: list[Region] = []
         deps: list[Ticket] = []
         largest = 0
-        is_plain = not after and plan.handle is not None and core.is_fast
+        is_plain = (
+            after.__class__ is tuple and not after and plan.handle is not None and core.is_fast
+        )
         is_overwrite = True
         for place, low, high, convert in plan.scalars:
             value = args[place]

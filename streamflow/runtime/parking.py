@@ -9,13 +9,22 @@ order on an ordered stream, in data order on a lane.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from streamflow.errors import Closed, CycleFound, DeviceLost, UpstreamFailed
 from streamflow.runtime.op import Op
+from streamflow.runtime.parked import (
+    NOTHING,
+    After,
+    Parked,
+    PickLine,
+    Run,
+    Start,
+    path_between,
+    tell_cycle,
+)
 from streamflow.scheduler.budget import Budget
 from streamflow.scheduler.fair import FairQueue
 from streamflow.scheduler.hazards import Region, add_unpassed
@@ -24,77 +33,9 @@ from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
-__all__ = ["NOTHING", "After", "Parked", "Parking", "PickLine", "Run", "Start"]
-
-Run = Callable[[Any], int]
-"""Makes the driver calls of an op on a backend stream; returns how many they were."""
-
-PickLine = Callable[[list[Ticket]], Timeline]
-"""Picks a lane, at the moment of submission, from what the op comes after."""
-
-Start = Callable[["Parked"], None]
-"""Begins the work of an op on the host, once nothing parked is before it any more."""
+__all__ = ["Parking"]
 
 _REAP_EVERY = 64
-
-
-class After:
-    """What ``after=`` names: ops that exist, and futures that may stand for some to come."""
-
-    __slots__ = ("futures", "tickets")
-
-    def __init__(self, tickets: list[Ticket], futures: Sequence[Any] = ()) -> None:
-        self.tickets = tickets
-        self.futures = futures
-
-
-NOTHING = After([])
-
-
-class Parked:
-    """An op that waits to go on, with all it takes to do so."""
-
-    __slots__ = (
-        "budgets",
-        "deps",
-        "followers",
-        "has_left",
-        "line",
-        "need",
-        "num_blockers",
-        "op",
-        "predecessors",
-        "run",
-        "sources",
-        "start",
-        "stops",
-        "withdraw",
-    )
-
-    def __init__(
-        self,
-        op: Op[Any],
-        line: Timeline | PickLine | None,
-        run: Run,
-        deps: list[Ticket],
-        sources: list[Ticket],
-        start: Start | None,
-        budgets: Sequence[Budget[Parked]],
-    ) -> None:
-        self.op = op
-        self.line = line
-        self.run = run
-        self.deps = deps
-        self.sources = sources
-        self.start = start
-        self.budgets = list(budgets)  # still to be asked
-        self.num_blockers = 0
-        self.predecessors: list[Parked] = []
-        self.followers: list[Parked] = []
-        self.has_left = False
-        self.need = ""  # what else it waits for on the host, in words
-        self.stops: list[Callable[[], None]] = []  # end the watching of futures
-        self.withdraw: Callable[[], None] | None = None  # leaves the queue it waits in
 
 
 class Parking:
@@ -232,9 +173,9 @@ class Parking:
         if ticket.is_parked:
             other = ticket.op._rare.parked
             assert other is not None
-            path = _path(other, parked)
+            path = path_between(other, parked)
             if path is not None:
-                raise CycleFound(_tell_cycle([parked, *path]))
+                raise CycleFound(tell_cycle([parked, *path]))
         parked.sources.append(ticket)
         add_unpassed(ticket, parked.deps)
         if other is not None and other not in parked.predecessors:
@@ -253,18 +194,22 @@ class Parking:
                 parked.withdraw = partial(self._withdraw, parked, budget)
                 parked.start = then
                 return
-            rare.budgets = (*rare.budgets, parked.budgets.pop(0))
+            self._take_share(parked)
         then(parked)
 
     def admitted(self, budget: Budget[Parked], admitted: Iterable[Parked]) -> None:
         """``budget`` has given these their share: they go on."""
         for parked in admitted:
             parked.withdraw, parked.need = None, ""
-            rare = parked.op.rare()
-            rare.budgets = (*rare.budgets, parked.budgets.pop(0))
+            self._take_share(parked)
             then, parked.start = parked.start, None
             assert then is not None
             self.admit(parked, then)
+
+    def _take_share(self, parked: Parked) -> None:
+        rare = parked.op.rare()
+        rare.budgets = (*rare.budgets, parked.budgets.pop(0))
+        rare.is_wanted = True  # others may wait for it to end: the poller runs for it (R11)
 
     def _withdraw(self, parked: Parked, budget: Budget[Parked]) -> None:
         self.admitted(budget, budget.withdraw(parked.op.rare().scope, parked))
@@ -499,32 +444,3 @@ class Parking:
             self._core.fail(op, error, deps)
             return True
         return False
-
-
-def _path(start: Parked, goal: Parked) -> list[Parked] | None:
-    """From ``start`` to ``goal`` along what each waits for; None if no way leads there."""
-    came_from: dict[Parked, Parked | None] = {start: None}
-    found = deque((start,))
-    while found:
-        here = found.popleft()
-        if here is goal:
-            path: list[Parked] = []
-            step: Parked | None = here
-            while step is not None:
-                path.append(step)
-                step = came_from[step]
-            return path[::-1]
-        for before in here.predecessors:
-            if not before.has_left and before not in came_from:
-                came_from[before] = here
-                found.append(before)
-    return None
-
-
-def _tell_cycle(path: Sequence[Parked]) -> str:
-    told = [path[0].op.name]
-    for here, before in pairwise(path):
-        same = here.line is not None and here.line is before.line
-        order = f", which is earlier on stream {before.op.stream}" if same else ""
-        told.append(f"{before.op.name} ({before.op.where}{order})")
-    return "these ops would wait for each other: " + " -> ".join(told)

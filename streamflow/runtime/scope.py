@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from streamflow.errors import DeadlineExceeded, DeviceLost, OpCancelled, OutOfDeviceMemory
+from streamflow.runtime.failures import add_notes, raise_group
 from streamflow.runtime.op import SCOPE, Op, OpState
 from streamflow.runtime.report import Report, make_report
 from streamflow.scheduler.budget import Budget, parse_nbytes
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from streamflow.runtime.core import Core
 
-__all__ = ["Scope", "add_notes", "budgets_of", "check_budgets", "raise_group"]
+__all__ = ["Scope", "budgets_of", "check_budgets"]
 
 
 class Scope:
@@ -158,7 +159,7 @@ class Scope:
         core.check_here()
         is_cut = False
         if self._body is not None:
-            is_cut = bool(self._body.__exit__(kind, error, traceback))
+            is_cut = bool(self._body.__exit__(kind, error, traceback)) and error is not None
         leaving = None if is_cut else error  # cut short by our own deadline
         try:
             leaving = await self._drain(leaving, is_cut)
@@ -167,7 +168,7 @@ class Scope:
         is_late = is_cut or self._is_cut_short
         for op in list(self._ops):
             self._hand_over(op)
-        failures = core.take_failures(self)
+        failures = core.failures.take(self)
         if leaving is not None and not isinstance(leaving, Exception):
             add_notes(leaving, failures)
             if leaving is error:
@@ -298,20 +299,6 @@ def _checked_deadline(deadline: float) -> float:
     if not deadline > 0:  # NaN too
         raise ValueError(f"a deadline is above 0 seconds from now, found {deadline}")
     return float(deadline)
-
-
-def raise_group(what: str, error: BaseException | None, failures: list[BaseException]) -> NoReturn:
-    """Leave with the failures that nobody saw, and the error that was on its way (R9)."""
-    noun = "op" if len(failures) == 1 else "ops"
-    message = f"{what}: {len(failures)} {noun} failed and nobody asked for the result"
-    errors = failures if error is None or error in failures else [error, *failures]
-    raise BaseExceptionGroup(message, errors) from None
-
-
-def add_notes(error: BaseException, failures: list[BaseException]) -> None:
-    """Tell of failures that nobody saw on an error that has to stay as it is."""
-    for failure in failures:
-        error.add_note(f"an op failed as well: {failure!r}")
 
 
 def _open_one(scope: Scope | None) -> Scope | None:

@@ -13,7 +13,7 @@ from streamflow.memory.staging import StagingJob
 from streamflow.runtime.array import DeviceArray, checked_dtype
 from streamflow.runtime.core import Core
 from streamflow.runtime.op import Op, OpState
-from streamflow.runtime.parking import NOTHING, After, Parked, PickLine, Run, Start
+from streamflow.runtime.parked import NOTHING, After, Parked, PickLine, Run, Start
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.placement import choose_lane

@@ -1,0 +1,62 @@
+"""Failures that nobody has seen yet (rule R9)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from streamflow.errors import UpstreamFailed
+
+if TYPE_CHECKING:
+    from streamflow.runtime.scope import Scope
+
+__all__ = ["Failures", "add_note", "add_notes", "raise_group"]
+
+
+class Failures:
+    """Root causes only: an op that failed with its upstream says nothing new."""
+
+    __slots__ = ("_unseen",)
+
+    def __init__(self) -> None:
+        self._unseen: dict[int, tuple[BaseException, Scope | None]] = {}  # by id
+
+    def note(self, error: BaseException, scope: Scope | None) -> None:
+        """An op of ``scope`` failed with ``error``."""
+        self._unseen[id(error)] = error, scope
+
+    def observed(self, error: BaseException) -> None:
+        """Somebody has seen ``error``, and so what caused it."""
+        self._unseen.pop(id(error), None)
+        if isinstance(error, UpstreamFailed) and error.__cause__ is not None:
+            self._unseen.pop(id(error.__cause__), None)
+
+    def take(self, scope: Scope | None = None) -> list[BaseException]:
+        """The failures of one scope, or of all; they count as seen now."""
+        taken = [
+            (key, error)
+            for key, (error, owner) in self._unseen.items()
+            if scope is None or owner is scope
+        ]
+        for key, _ in taken:
+            del self._unseen[key]
+        return [error for _, error in taken]
+
+
+def raise_group(what: str, error: BaseException | None, failures: list[BaseException]) -> NoReturn:
+    """Leave with the failures that nobody saw, and the error that was on its way."""
+    noun = "op" if len(failures) == 1 else "ops"
+    message = f"{what}: {len(failures)} {noun} failed and nobody asked for the result"
+    errors = failures if error is None or error in failures else [error, *failures]
+    raise BaseExceptionGroup(message, errors) from None
+
+
+def add_notes(error: BaseException, failures: list[BaseException]) -> None:
+    """Tell of failures that nobody saw on an error that has to stay as it is."""
+    for failure in failures:
+        add_note(error, f"an op failed as well: {failure!r}")
+
+
+def add_note(error: BaseException | None, note: str) -> None:
+    """Add a note once."""
+    if error is not None and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
