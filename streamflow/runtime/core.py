@@ -27,12 +27,13 @@ from streamflow.runtime.allocate import Memory
 from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.instrument import Instrument
 from streamflow.runtime.op import Op, OpState
-from streamflow.runtime.parking import Parking
+from streamflow.runtime.parking import Parking, PickLine
 from streamflow.runtime.poller import Poller
 from streamflow.runtime.tracer import Tracer
 from streamflow.scheduler.completion import count_done
 from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.loops import Shell
+from streamflow.scheduler.placement import Placement, choose_lane
 from streamflow.scheduler.timeline import Ticket, Timeline
 from streamflow.scheduler.workers import Workers
 
@@ -57,6 +58,8 @@ class Core:
         self.window = min(settings.window, backend.num_queued_max)
         self.instrument: Instrument | None = None
         self.tracer = Tracer(self)
+        self.calling: str | None = None  # the op whose function runs on the loop right now
+        self.placement: Placement | None = None  # the user's policy; None: by affinity
         self.lost: DeviceLost | None = None
         self.is_loss_seen = False
         self.is_closing = False  # no more submissions
@@ -114,6 +117,11 @@ class Core:
     def check_open(self) -> None:
         """Raise unless work may be submitted here and now."""
         self.check_here()
+        if self.calling is not None:
+            raise RuntimeError(
+                f"{self.calling} is running: the function of dev.call submits to the stream that "
+                "it is given, and nothing through the device"
+            )
         if self.is_closing:
             raise Closed(f"device {self.backend.index} is closed")
         if self.lost is not None:
@@ -131,6 +139,12 @@ class Core:
         line = Timeline(uid, stream, name, is_ordered=is_ordered, owner=self)
         self.lines.append(line)
         return line
+
+    def picker(self, op: Op[Any]) -> PickLine:
+        """Picks the compute lane of ``op``, at the moment of its submission."""
+        if self.placement is None:
+            return partial(choose_lane, self.compute)
+        return partial(self.placement.pick, op.name, op.kind)
 
     def take_event(self) -> Any:
         """An event whose last record, if any, is known to have completed."""
@@ -325,6 +339,7 @@ class Core:
             try:
                 step()
             except Exception as error:
+                error.__traceback__ = None  # its frames may hold arrays (C23)
                 self.fail(op, error)
                 return
         self.finish(op, _DONE)

@@ -17,7 +17,7 @@ from streamflow.runtime.op import Op, OpState, next_seq
 from streamflow.runtime.parking import Parked
 from streamflow.runtime.stream import ENTERED, Stream, current_line, explicit_line
 from streamflow.scheduler.hazards import Region
-from streamflow.scheduler.placement import choose_lane, least_loaded
+from streamflow.scheduler.placement import least_loaded
 from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
 
 __all__ = ["Launcher"]
@@ -37,6 +37,7 @@ class _Plan:
         "given",
         "handle",
         "is_loading",
+        "is_plain",
         "kernel",
         "name",
         "num",
@@ -51,6 +52,7 @@ class _Plan:
         self.handle: Any = None
         self.error: BaseException | None = None
         self.is_loading = False
+        self.is_plain = False  # loaded, and lanes are chosen by affinity
         self.parked: list[Parked] = []
         self.num = len(kernel.parameters)
         # Ints within the bounds go to the driver as they are; the converter sees the others.
@@ -132,7 +134,7 @@ class Launcher:
         writes: list[Region] = []
         deps: list[Ticket] = []
         largest = 0
-        is_plain = not after and plan.handle is not None and core.instrument is None
+        is_plain = plan.is_plain and not after and core.instrument is None
         is_overwrite = True
         for place, low, high, convert in plan.scalars:
             value = args[place]
@@ -268,7 +270,7 @@ class Launcher:
         parked = core.parking.submit(
             op,
             _Run(core, plan, config, values),
-            line=line or (lambda deps: choose_lane(self._lanes, deps)),
+            line=line or core.picker(op),
             reads=reads,
             writes=writes,
             after=tickets,
@@ -285,9 +287,13 @@ class Launcher:
         if not isinstance(kernel, Kernel):
             raise TypeError(f"launch takes a streamflow Kernel, found {kernel!r}")
         plan = _Plan(kernel)
-        plan.handle = self._core.backend.load_kernel(kernel.spec)
+        self._loaded(plan, self._core.backend.load_kernel(kernel.spec))
         self._plans[kernel] = plan
         return plan
+
+    def _loaded(self, plan: _Plan, handle: Any | None) -> None:
+        plan.handle = handle
+        plan.is_plain = handle is not None and self._core.placement is None
 
     def _load(self, plan: _Plan) -> None:
         """Compile on a worker thread; launches park meanwhile (rule R7)."""
@@ -304,7 +310,7 @@ class Launcher:
                 for waiting in parked:
                     core.parking.drop(waiting, plan.error)
                 return
-            plan.handle = handle
+            self._loaded(plan, handle)
             for waiting in parked:
                 core.parking.ready(waiting)
 

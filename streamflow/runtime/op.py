@@ -64,7 +64,7 @@ class _Rare:
         self.on_retired: Callable[[], None] | None = None  # gives back what the op held (R6)
         self.on_ended: list[Callable[[], None]] = []  # for the runtime, before any callback
         self.parked: Any = None
-        self.doomed: Exception | None = None  # fails with this once it has its position
+        self.doomed: BaseException | None = None  # fails with this once it has its position
         self.traced: Any = None
         self.is_wanted = False  # the poller runs for this op
         self.writes_host = False  # the caller's own memory (rule R8)

@@ -228,7 +228,13 @@ class Parking:
         if not self._fails_upstream(op, parked.sources, parked.deps):
             line = parked.line
             if not isinstance(line, Timeline):
-                line = line(self.flattened(parked.deps))
+                try:
+                    line = line(self.flattened(parked.deps))
+                except Exception as error:  # of the user's placement
+                    error.__traceback__ = None
+                    self._core.fail(op, error, parked.deps)
+                    self._left(parked)
+                    return
             if not self.has_room(line):
                 parked.line = line
                 self._wait_for_room(parked, line)
