@@ -34,6 +34,11 @@ class AtOnce(SimDevice):
         self.counts["call"] += 1
         body(*args)
 
+    def translate(self, error, doing):
+        if "ILLEGAL_ADDRESS" in str(error) and not isinstance(error, sf.DeviceLost):
+            return sf.DeviceLost(f"{doing}: {error}")
+        return super().translate(error, doing)
+
 
 @pytest.fixture(autouse=True, params=["its own way", "at once"])
 def way(request, open_device, monkeypatch):
@@ -623,6 +628,24 @@ def test_a_lost_or_closed_device_takes_no_calls(run, open_device, add_one):
                 dev.call(lambda stream: None)
         with pytest.raises(sf.Closed):
             dev.call(lambda stream: None)
+
+    run(main)
+
+
+def test_a_sticky_fault_that_the_function_sees_loses_the_device(run, open_device):
+    def faulting(stream):
+        raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    async def main():
+        async with open_device() as dev:
+            if is_late(dev) or open_device.backend != "sim":
+                return
+            before = dev.zeros(N, np.int32).ready
+            with pytest.raises(sf.DeviceLost, match="running faulting"):
+                await dev.call(faulting)
+            assert not dev.is_healthy
+            with pytest.raises(sf.DeviceLost):
+                await before
 
     run(main)
 
