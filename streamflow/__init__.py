@@ -24,17 +24,20 @@ from streamflow.errors import (
 )
 from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.collect import as_completed, gather
+from streamflow.runtime.foreign import CallStream
 from streamflow.runtime.kernel import Kernel, kernel
 from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.report import Report, Unfinished
 from streamflow.runtime.scope import Scope
 from streamflow.runtime.stream import Lane, Stream
+from streamflow.scheduler.placement import LaneLoad, PlacementRequest
 from streamflow.trace.answers import Overlap
 from streamflow.trace.model import EdgeReason, Trace, TracedEdge, TracedOp
 
 __all__ = [
     "Access",
     "BackendUnavailable",
+    "CallStream",
     "Closed",
     "CompileFailed",
     "CycleFound",
@@ -48,12 +51,14 @@ __all__ = [
     "EdgeReason",
     "Kernel",
     "Lane",
+    "LaneLoad",
     "LaunchFailed",
     "Op",
     "OpCancelled",
     "OpState",
     "OutOfDeviceMemory",
     "Overlap",
+    "PlacementRequest",
     "PoolInfo",
     "Report",
     "Scope",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from inspect import iscoroutinefunction
 from operator import index as as_index
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio.to_thread
 import numpy as np
@@ -21,9 +22,10 @@ from streamflow.memory.pinned import PinnedPool
 from streamflow.runtime.array import DeviceArray, checked_dtype, checked_shape
 from streamflow.runtime.closing import close, drain, leave, raise_failures
 from streamflow.runtime.core import Core
+from streamflow.runtime.foreign import Arrays, call
 from streamflow.runtime.kernel import Kernel
 from streamflow.runtime.launch import Launcher
-from streamflow.runtime.ledger import live_handles
+from streamflow.runtime.ledger import DeviceStats, device_stats, live_handles
 from streamflow.runtime.op import Op
 from streamflow.runtime.opening import Opening
 from streamflow.runtime.origin import here
@@ -32,25 +34,14 @@ from streamflow.runtime.scope import Scope
 from streamflow.runtime.stream import ENTERED, Lane, Stream, explicit_line
 from streamflow.runtime.transfers import Transfers, fill_pattern
 from streamflow.scheduler.loops import current_shell
-from streamflow.scheduler.placement import least_loaded
+from streamflow.scheduler.placement import Placement, PlacementRequest, least_loaded
 from streamflow.trace.model import Trace
-from streamflow.trace.recorder import Recorder
+from streamflow.trace.recorder import recording
 
 __all__ = ["Device", "DeviceStats"]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceStats:
-    """Counters of one device since it was entered."""
-
-    num_submitted: int
-    num_finished: int
-    num_pending: int
-    """Parked or staging."""
-    num_in_flight: int
-    memory: PoolInfo
-    pinned_nbytes: int
-    """Pinned bytes under the budget of results, live and cached."""
+T = TypeVar("T")
 
 
 class Device:
@@ -66,6 +57,15 @@ class Device:
         registered name makes it a decision. ``STREAMFLOW_BACKEND`` replaces ``"auto"``.
     settings : Settings, optional
         Default: from ``STREAMFLOW_<NAME>``.
+    compute_lanes : int, optional
+        Replaces ``settings.compute_lanes``.
+    placement : callable, optional
+        Called with a :class:`PlacementRequest` for every kernel, fill, call, copy on the
+        device and allocation that has no explicit stream, as it is submitted; returns the
+        number of a compute lane. It must be quick and submit nothing. What it raises (or
+        ``TypeError``, ``ValueError`` for what is no lane) is raised by the submitting call,
+        before anything is submitted, and fails an op that was parked. Default: the lane
+        that last wrote an input, if that write is its tail, else the least loaded one.
 
     Examples
     --------
@@ -80,11 +80,20 @@ class Device:
         *,
         backend: str = "auto",
         settings: Settings | None = None,
+        compute_lanes: int | None = None,
+        placement: Callable[[PlacementRequest], int] | None = None,
     ) -> None:
         self.index = as_index(index)
         if self.index < 0:
             raise ValueError(f"a device index is not negative, found {index}")
         self.settings = Settings.from_environment() if settings is None else settings
+        if compute_lanes is not None:
+            if isinstance(compute_lanes, bool):
+                raise TypeError("compute_lanes= takes an int, found a bool")
+            self.settings = replace(self.settings, compute_lanes=as_index(compute_lanes))
+        if placement is not None and (not callable(placement) or iscoroutinefunction(placement)):
+            raise TypeError(f"placement= takes a plain function, found {placement!r}")
+        self._placement = placement
         self._wanted = self.settings.backend if backend == "auto" else backend
         self._is_entered = False
         self._name: str | None = None
@@ -121,6 +130,8 @@ class Device:
         return self
 
     def _build(self, core: Core) -> None:
+        if self._placement is not None:
+            core.placement = Placement(core.compute, self._placement)
         self._transfers = Transfers(core)
         self._launcher = Launcher(core)
         self.launch = self._launcher.launch  # type: ignore[method-assign]  # one call less
@@ -184,7 +195,11 @@ class Device:
         core.check_budgets(size * checked.itemsize, "empty")
         line = explicit_line(core, stream) if stream is not None or ENTERED.get() else None
         if line is None:
-            line = least_loaded(core.compute)
+            placement = core.placement
+            if placement is None:
+                line = least_loaded(core.compute)
+            else:
+                line = placement.pick("empty", "empty", ())
         return core.memory.array(dims, size, checked, line)
 
     def zeros(
@@ -386,6 +401,71 @@ class Device:
             name=name,
         )
 
+    def call(
+        self,
+        fn: Callable[..., T],
+        *args: Any,
+        reads: Arrays | None = None,
+        writes: Arrays | None = None,
+        stream: Stream | None = None,
+        after: Any = (),
+        name: str | None = None,
+    ) -> Op[T]:
+        """Run GPU code of another library as an op.
+
+        Parameters
+        ----------
+        fn : callable
+            Called as ``fn(stream, *args)``, with a :class:`CallStream` to submit to. On
+            CUDA that is on the loop's thread, when the op is submitted: it must not block,
+            and the device's own methods raise meanwhile. On the simulator it *is* the
+            work, as a kernel is: it runs once, when the device comes to it.
+        *args
+            Any values. A :class:`DeviceArray` arrives as it is on CUDA, where it offers
+            ``__cuda_array_interface__``, and on the simulator as an ndarray over its
+            memory, read-only if only read. Inside a list or the like it isn't noticed.
+        reads, writes : DeviceArray or sequence of them, optional
+            What ``fn`` uses, also through a closure. By default every array among ``args``
+            is read and written. Given ``writes`` alone, the others are read; given
+            ``reads`` alone, the others are written. What is in both is written.
+        stream : Stream, optional
+            Default: the current stream, else a compute lane.
+        after
+            As in :meth:`put`.
+        name : str, optional
+            For errors and traces; default: the function's name.
+
+        Returns
+        -------
+        Op
+            With what ``fn`` returned; on the simulator, ndarrays in it (also in lists,
+            tuples and dicts) that lie in device memory are copied.
+
+        Ordering
+        --------
+        After the last write of every array it reads, and every use of those it writes; it
+        ends when all that ``fn`` submitted has ended. A write never counts as a full
+        overwrite. In the stream's window it counts as 16 driver calls (rule R7).
+
+        An exception of ``fn`` fails this op only, with a note of where it was raised. What
+        ``fn`` had submitted stays ordered. On the simulator the failure shows when the op
+        runs: ops submitted later that need its result fail with ``UpstreamFailed``, those
+        submitted before run.
+
+        Raises
+        ------
+        TypeError
+            ``fn`` is no function or a coroutine function, or ``reads`` or ``writes`` holds
+            something else than arrays.
+        ValueError
+            An array of another device; with ``reads`` and ``writes``, one in neither.
+        Closed
+            An array was freed.
+        """
+        core = self._core
+        core.check_open()
+        return call(core, fn, args, reads, writes, stream, after, name)
+
     # -- work on the host ------------------------------------------------------------------------
 
     def host(
@@ -530,18 +610,7 @@ class Device:
 
         Device times are known once the ops have ended: await them inside the block.
         """
-        return self._trace()
-
-    @contextmanager
-    def _trace(self) -> Any:
-        core = self._core
-        core.check_open()
-        recorder = Recorder(core.backend.clock_s())
-        core.tracer.start(recorder)
-        try:
-            yield recorder.trace
-        finally:
-            core.tracer.stop()
+        return recording(self._core)
 
     @property
     def backend(self) -> str:
@@ -594,15 +663,7 @@ class Device:
 
     def stats(self) -> DeviceStats:
         """Counters; makes no query of the device's streams."""
-        core = self._core
-        return DeviceStats(
-            num_submitted=core.num_submitted,
-            num_finished=core.num_finished,
-            num_pending=len(core.pending_ops()),
-            num_in_flight=sum(len(line.inflight) for line in core.lines),
-            memory=self.memory,
-            pinned_nbytes=core.pinned.counted_nbytes,
-        )
+        return device_stats(self._core, self.memory)
 
     def live(self) -> dict[str, dict[str, int]]:
         """What the device holds, by kind and by the line that made it: ``{"array": {line: n}}``."""

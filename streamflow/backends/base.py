@@ -13,7 +13,7 @@ streamflow's tree.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -157,6 +157,8 @@ class Backend(Protocol):
     """True where time passes only in :meth:`advance` (the simulator's virtual clock)."""
     num_queued_max: int
     """Launches and copies one stream takes before the driver blocks its caller (rule R7)."""
+    is_cuda: bool
+    """True where streams and addresses are CUDA's own, so that other libraries can use them."""
 
     # -- device ------------------------------------------------------------------
     def set_current(self) -> None:
@@ -265,6 +267,25 @@ class Backend(Protocol):
 
         Scalars: ints for integer types, ``numpy.float32`` for float, Python
         floats for double, else NumPy scalars. Arrays: what :meth:`array_argument` made.
+        """
+
+    def call(
+        self,
+        stream: Any,
+        name: str,
+        body: Callable[..., None],
+        accesses: Sequence[Access | None],
+        /,
+        *args: Any,
+    ) -> None:
+        """Have ``body(*args)`` run in the order of ``stream``. It raises nothing.
+
+        Where streams are CUDA's (:attr:`is_cuda`) it runs now, in this thread, with the
+        device current: what it submits to ``stream`` is the work. Elsewhere it *is* the
+        work: it runs once, when the device comes to it, on a thread of the backend's.
+
+        ``accesses`` says for each of ``args`` what is done with the memory behind it; None
+        for what arrives as it is. Arrays: as for :meth:`launch`, where not :attr:`is_cuda`.
         """
 
     def array_argument(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Any:

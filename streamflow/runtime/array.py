@@ -164,6 +164,27 @@ class DeviceArray:
         if self._memory.is_freed:
             raise Closed(f"{self!r} was freed")
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3 of the protocol, for other libraries; on the simulator there is none.
+
+        It names no stream: :meth:`Device.call` has ordered the use of the memory.
+        """
+        if not self._core.backend.is_cuda:
+            raise AttributeError(f"{self!r} is not CUDA memory: no __cuda_array_interface__")
+        self.check_usable()
+        interface: dict[str, Any] = {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.address if self.size else 0, False),
+            "strides": None,
+            "stream": None,
+            "version": 3,
+        }
+        if self.dtype.names is not None:
+            interface["descr"] = self.dtype.descr
+        return interface
+
     # -- views -----------------------------------------------------------------------------
 
     def reshape(self, *shape: int | tuple[int, ...]) -> DeviceArray:

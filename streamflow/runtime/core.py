@@ -31,7 +31,7 @@ from streamflow.runtime.futures import Futures, is_future
 from streamflow.runtime.host import HostTasks
 from streamflow.runtime.instrument import Instrument
 from streamflow.runtime.op import SCOPE, Op, OpState
-from streamflow.runtime.parked import NOTHING, After
+from streamflow.runtime.parked import NOTHING, After, PickLine
 from streamflow.runtime.parking import Parking
 from streamflow.runtime.poller import Poller
 from streamflow.runtime.report import Report
@@ -42,6 +42,7 @@ from streamflow.scheduler.completion import count_done
 from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.loops import Shell
 from streamflow.scheduler.machine import FINAL, OpStep, step
+from streamflow.scheduler.placement import Placement, choose_lane
 from streamflow.scheduler.timeline import Ticket, Timeline
 from streamflow.scheduler.workers import Workers
 
@@ -62,6 +63,8 @@ class Core:
         self.window = min(settings.window, backend.num_queued_max)
         self.instrument: Instrument | None = None
         self.tracer = Tracer(self)
+        self.calling: str | None = None  # the op whose function runs on the loop right now
+        self.placement: Placement | None = None  # the user's policy; None: by affinity
         self.lost: DeviceLost | None = None
         self.is_loss_seen = False
         self.is_closing = False  # no more submissions
@@ -135,6 +138,11 @@ class Core:
     def check_open(self) -> None:
         """Raise unless work may be submitted here and now."""
         self.check_here()
+        if self.calling is not None:
+            raise RuntimeError(
+                f"{self.calling} is running: the function of dev.call submits to the stream that "
+                "it is given, and nothing through the device"
+            )
         if self.is_closing:
             raise Closed(f"device {self.backend.index} is closed")
         if self.lost is not None:
@@ -170,6 +178,12 @@ class Core:
             except Exception as error:
                 self.lose(error, "running in serial mode")
             self.reap(line)
+
+    def picker(self, op: Op[Any]) -> PickLine:
+        """Picks the compute lane of ``op``, at the moment of its submission."""
+        if self.placement is None:
+            return partial(choose_lane, self.compute)
+        return partial(self.placement.pick, op.name, op.kind)
 
     def take_event(self) -> Any:
         """An event whose last record, if any, is known to have completed."""
@@ -401,6 +415,7 @@ class Core:
             try:
                 step()
             except Exception as error:
+                error.__traceback__ = None  # its frames may hold arrays (C23)
                 self.fail(op, error)
                 return
         self.complete(op)

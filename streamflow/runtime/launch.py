@@ -20,7 +20,7 @@ from streamflow.runtime.op import SCOPE, Op, OpState, next_seq
 from streamflow.runtime.parked import NOTHING, After, Parked
 from streamflow.runtime.stream import ENTERED, Stream, current_line, explicit_line
 from streamflow.scheduler.hazards import Region
-from streamflow.scheduler.placement import choose_lane, least_loaded
+from streamflow.scheduler.placement import least_loaded
 from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
 
 __all__ = ["Launcher"]
@@ -40,6 +40,7 @@ class _Plan:
         "given",
         "handle",
         "is_loading",
+        "is_plain",
         "kernel",
         "name",
         "num",
@@ -54,6 +55,7 @@ class _Plan:
         self.handle: Any = None
         self.error: BaseException | None = None
         self.is_loading = False
+        self.is_plain = False  # loaded, and lanes are chosen by affinity
         self.parked: list[Parked] = []
         self.num = len(kernel.parameters)
         # Ints within the bounds go to the driver as they are; the converter sees the others.
@@ -135,9 +137,7 @@ class Launcher:
         writes: list[Region] = []
         deps: list[Ticket] = []
         largest = 0
-        is_plain = (
-            after.__class__ is tuple and not after and plan.handle is not None and core.is_fast
-        )
+        is_plain = plan.is_plain and core.is_fast and after.__class__ is tuple and not after
         is_overwrite = True
         for place, low, high, convert in plan.scalars:
             value = args[place]
@@ -332,7 +332,7 @@ class Launcher:
         parked = core.parking.submit(
             op,
             _Run(core, plan, config, values),
-            line=line or (lambda deps: choose_lane(self._lanes, deps)),
+            line=line or core.picker(op),
             reads=reads,
             writes=writes,
             after=after,
@@ -352,9 +352,13 @@ class Launcher:
         if not isinstance(kernel, Kernel):
             raise TypeError(f"launch takes a streamflow Kernel, found {kernel!r}")
         plan = _Plan(kernel)
-        plan.handle = self._core.backend.load_kernel(kernel.spec)
+        self._loaded(plan, self._core.backend.load_kernel(kernel.spec))
         self._plans[kernel] = plan
         return plan
+
+    def _loaded(self, plan: _Plan, handle: Any | None) -> None:
+        plan.handle = handle
+        plan.is_plain = handle is not None and self._core.placement is None
 
     def _load(self, plan: _Plan) -> None:
         """Compile on a worker thread; launches park meanwhile (rule R7)."""
@@ -371,7 +375,7 @@ class Launcher:
                 for waiting in parked:
                     core.parking.drop(waiting, plan.error)
                 return
-            plan.handle = handle
+            self._loaded(plan, handle)
             for waiting in parked:
                 core.parking.ready(waiting)
 

@@ -1,16 +1,44 @@
-"""What a device holds right now, by kind and by the line that made it."""
+"""What a device has done and holds right now, by kind and by the line that made it."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from streamflow.backends.base import PoolInfo
 from streamflow.runtime.origin import describe
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
-__all__ = ["live_handles"]
+__all__ = ["DeviceStats", "device_stats", "live_handles"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStats:
+    """Counters of one device since it was entered."""
+
+    num_submitted: int
+    num_finished: int
+    num_pending: int
+    """Parked or staging."""
+    num_in_flight: int
+    memory: PoolInfo
+    pinned_nbytes: int
+    """Pinned bytes under the budget of results, live and cached."""
+
+
+def device_stats(core: Core, memory: PoolInfo) -> DeviceStats:
+    """The counters of one device, without a query of its streams."""
+    return DeviceStats(
+        num_submitted=core.num_submitted,
+        num_finished=core.num_finished,
+        num_pending=len(core.pending_ops()),
+        num_in_flight=sum(len(line.inflight) for line in core.lines),
+        memory=memory,
+        pinned_nbytes=core.pinned.counted_nbytes,
+    )
 
 
 def live_handles(core: Core) -> dict[str, dict[str, int]]:

@@ -293,7 +293,11 @@ class Parking:
         line = parked.line
         assert line is not None
         if not isinstance(line, Timeline):
-            line = line(self.flattened(parked.deps))
+            try:
+                line = line(self.flattened(parked.deps))
+            except Exception as error:  # of the user's placement
+                self.drop(parked, error.with_traceback(None))
+                return
         if not self.has_room(line):
             parked.line = line
             self._wait_for_room(parked, line)

@@ -37,6 +37,10 @@ class Lane:
         """The backend's own stream object."""
         return self._line.stream
 
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Protocol version and handle, for other libraries."""
+        return (0, int(self._line.stream.handle))
+
     def __repr__(self) -> str:
         return f"<Lane {self.name}>"
 

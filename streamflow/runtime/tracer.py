@@ -19,6 +19,7 @@ _ENGINES = {
     "put": "h2d",
     "get": "d2h",
     "launch": "compute",
+    "call": "compute",
     "fill": "compute",
     "copy": "compute",
 }

@@ -16,7 +16,6 @@ from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.parked import NOTHING, After, Parked, PickLine, Run, Start
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.scheduler.hazards import Region
-from streamflow.scheduler.placement import choose_lane
 from streamflow.scheduler.timeline import Timeline
 
 __all__ = ["Transfers", "host_array"]
@@ -33,7 +32,6 @@ class Transfers:
         self._memory = core.memory
         self._h2d = core.h2d
         self._d2h = core.d2h
-        self._compute = core.compute
 
     # -- in --------------------------------------------------------------------------------
 
@@ -294,9 +292,9 @@ class Transfers:
         dst_core, src_core = dst._core, src._core
         if abs(to - origin) < nbytes and to != origin and dst._memory is src._memory:
             raise ValueError("copy between overlapping parts of one array")
-        line = explicit_line(core, stream) or (lambda deps: choose_lane(self._compute, deps))
         first = core.after(after)
         op: Op[Any] = Op(core, "copy", None)
+        line = explicit_line(core, stream) or core.picker(op)
         reads, writes = (src._region,), (dst._region,)
         _Submission(op, line, reads, writes, first, dst.is_whole_region)(core, run)
         return op
@@ -339,7 +337,7 @@ class Transfers:
         op: Op[None] = Op(core, "fill", None)
         _Submission(
             op,
-            explicit_line(core, stream) or line or (lambda deps: choose_lane(self._compute, deps)),
+            explicit_line(core, stream) or line or core.picker(op),
             (),
             (array._region,),
             NOTHING,

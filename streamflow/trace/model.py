@@ -37,7 +37,7 @@ class TracedOp:
     id : int
         Unique in its trace.
     kind : str
-        What it does: ``"put"``, ``"get"``, ``"copy_h2d"``, ``"fill"``, ``"launch"``, ..
+        What it does: ``"put"``, ``"get"``, ``"copy_h2d"``, ``"fill"``, ``"launch"``, ``"call"``, ..
     name : str
         As the user sees it.
     stream : str

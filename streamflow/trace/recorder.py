@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from streamflow.runtime.core import Core
 from streamflow.trace.model import Contents, EdgeReason, Trace, TracedEdge, TracedOp
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "recording"]
 
 
 class Recorder:
@@ -106,3 +110,15 @@ class Recorder:
             if src in known and dst in known
         )
         return tuple(ops), edges
+
+
+@contextmanager
+def recording(core: Core) -> Iterator[Trace]:
+    """Install a recorder into ``core`` for the length of a ``with`` block."""
+    core.check_open()
+    recorder = Recorder(core.backend.clock_s())
+    core.tracer.start(recorder)
+    try:
+        yield recorder.trace
+    finally:
+        core.tracer.stop()

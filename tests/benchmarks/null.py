@@ -7,7 +7,7 @@ are Python methods of ``CudaBackend`` keep the same lines, around a C call that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from math import inf
 from typing import Any
@@ -58,6 +58,7 @@ class NullBackend:
 
     name = "null"
     is_virtual = False
+    is_cuda = False
     num_queued_max = 1022
 
     def __init__(self, index: int) -> None:
@@ -177,6 +178,11 @@ class NullBackend:
 
     def launch_config(self, grid: Any, block: Any, shared_nbytes: int, /) -> Any:
         return (grid, block, shared_nbytes)
+
+    def call(
+        self, stream: Any, name: str, body: Any, accesses: Sequence[Any], /, *args: Any
+    ) -> None:
+        pass
 
     def array_argument(self, address: int, shape: Any, dtype: Any, /) -> int:
         return address

@@ -6,6 +6,7 @@ Every driver call here, cuda.core's and cuda.bindings' alike, releases the GIL.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from cuda.bindings import driver
 from cuda.core import Device, Event, EventOptions, LaunchConfig, Stream, launch
 
-from streamflow.backends.base import DeviceProperties, KernelSpec, PoolInfo
+from streamflow.backends.base import Access, DeviceProperties, KernelSpec, PoolInfo
 from streamflow.backends.cuda.errors import DriverCallError, check, translate
 from streamflow.backends.cuda.fills import Copy, Row, plan_fill
 from streamflow.backends.cuda.kernels import KernelLoader
@@ -61,6 +62,7 @@ class CudaBackend:
 
     name = "cuda"
     is_virtual = False
+    is_cuda = True
     # Measured on an H200: the 1022nd queued launch or copy is the first to block.
     num_queued_max = 1022
 
@@ -323,6 +325,22 @@ class CudaBackend:
     def launch(self, stream: Any, config: Any, kernel: Any, /, *args: Any) -> None:
         """Submit one launch: cuda.core's ``launch``, bound in ``__init__``."""
         raise AssertionError("__init__ binds cuda.core.launch over this method")
+
+    def call(
+        self,
+        stream: Any,
+        name: str,
+        body: Callable[..., None],
+        accesses: Sequence[Access | None],
+        /,
+        *args: Any,
+    ) -> None:
+        """Run it now; whatever device it leaves current, ours is again afterwards."""
+        self.set_current()
+        try:
+            body(*args)
+        finally:
+            self.set_current()
 
     def array_argument(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> int:
         """The address."""

@@ -19,6 +19,7 @@ __all__ = ["FAIL_KINDS", "Clock", "Controls", "Gate", "Rule"]
 
 FAIL_KINDS = (
     "launch",
+    "call",
     "copy_h2d",
     "copy_d2h",
     "copy_d2d",
@@ -134,7 +135,7 @@ def _default_error(kind: str, label: str, sticky: bool) -> BaseException:
     text = f"{label}: failure injected by the simulator's controls"
     if sticky:
         return RuntimeError(text)
-    if kind == "launch":
+    if kind in ("launch", "call"):
         return LaunchFailed(text)
     return OutOfDeviceMemory(text) if kind == "allocate" else DeviceError(text)
 

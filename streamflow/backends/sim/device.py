@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
 import numpy as np
 
-from streamflow.backends.base import DeviceProperties, KernelSpec, PoolInfo
+from streamflow.backends.base import (
+    Access,
+    DeviceProperties,
+    KernelSpec,
+    Parameter,
+    PoolInfo,
+)
 from streamflow.backends.sim import pinned
 from streamflow.backends.sim.command import (
     Allocate,
@@ -77,6 +83,7 @@ class SimDevice:
 
     name = "sim"
     num_queued_max = _NUM_QUEUED_MAX
+    is_cuda = False
 
     def __init__(self, index: int, settings: Settings, loop_key: object) -> None:
         self.index = index
@@ -310,6 +317,20 @@ class SimDevice:
                 f"kernel {kernel.name!r} takes {kernel.num_parameters} arguments, found {len(args)}"
             )
         self._submit("launch", Launch(stream, self.gpu.compute, kernel, args))
+
+    def call(
+        self,
+        stream: SimStream,
+        name: str,
+        body: Callable[..., None],
+        accesses: Sequence[Access | None],
+        /,
+        *args: Any,
+    ) -> None:
+        self.counts["call"] += 1
+        parameters = tuple(Parameter("", "", None, access) for access in accesses)
+        kernel = SimKernel(KernelSpec(name=name, parameters=parameters, body=body))
+        self._submit("call", Launch(stream, self.gpu.compute, kernel, args))
 
     def array_argument(
         self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], /

@@ -14,6 +14,7 @@ from streamflow.testing.contract.harness import Harness, Rig, drain, settle
 __all__ = ["KernelContract"]
 
 _F32 = np.dtype(np.float32)
+_I32 = np.dtype(np.int32)
 
 
 def _pointer(name: str, ctype: str, dtype: np.dtype[Any], access: Access) -> Parameter:
@@ -257,3 +258,51 @@ class KernelContract(Harness):
         config = backend.launch_config((1, 1, 1), (32, 1, 1), 0)
         backend.launch(rig.stream, config, kernel, argument, 2)
         assert rig.get(address, 4).view(np.int32)[0] == 2
+
+    # -- foreign code --------------------------------------------------------------------
+
+    def call(self, rig: Rig, address: int, n: int, value: int, stream: Any) -> list[Any]:
+        """Have foreign code set ``n`` ints; returns what it was called with, once it was."""
+        backend, seen = rig.backend, []
+        argument = None if backend.is_cuda else backend.array_argument(address, (n,), _I32)
+
+        def body(array: Any, word: str) -> None:
+            seen.append(word)
+            if backend.is_cuda:
+                backend.fill(address, value.to_bytes(4, "little"), n, stream)
+            else:
+                array[:] = value
+
+        backend.call(stream, "foreign", body, (Access.READ_WRITE, None), argument, "word")
+        return seen
+
+    def test_foreign_code_runs_once_with_its_arguments(self, rig: Rig) -> None:
+        address = rig.put(np.zeros(400, np.uint8))
+        seen = self.call(rig, address, 100, 7, rig.stream)
+        assert (rig.get(address, 400).view(np.int32) == 7).all()
+        assert seen == ["word"]
+
+    def test_foreign_code_keeps_its_place_in_the_stream(self, rig: Rig) -> None:
+        address = rig.put(np.zeros(400, np.uint8))
+        with self.stall(rig, rig.stream):
+            rig.backend.fill(address, b"\x01", 400, rig.stream)
+            self.call(rig, address, 100, 2, rig.stream)
+            done = rig.mark(rig.stream)
+            settle(rig.backend)
+            assert not done.is_done
+        drain(rig.backend, done)
+        assert (rig.get(address, 400).view(np.int32) == 2).all()
+
+    def test_foreign_code_that_only_reads_is_told_what_is_there(self, rig: Rig) -> None:
+        backend, seen = rig.backend, []
+        address = rig.put(np.arange(100, dtype=np.int32).view(np.uint8))
+        if backend.is_cuda:
+            pytest.skip("it gets what the caller hands over")
+        argument = backend.array_argument(address, (100,), _I32)
+
+        def body(array: Any) -> None:
+            seen.append((int(array.sum()), array.flags.writeable))
+
+        backend.call(rig.stream, "foreign", body, (Access.READ,), argument)
+        rig.finish()
+        assert seen == [(4950, False)]

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from streamflow.scheduler.placement import choose_lane, least_loaded
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamflow.scheduler.placement import (
+    LaneLoad,
+    Placement,
+    PlacementRequest,
+    choose_lane,
+    least_loaded,
+)
 from streamflow.scheduler.timeline import Ticket, Timeline
 
 
@@ -66,3 +77,54 @@ def test_the_first_input_that_is_a_tail_decides() -> None:
     stale = submit(a)
     submit(a)
     assert choose_lane([a, b, c], [stale, submit(c), submit(b)]) is c
+
+
+def test_a_placement_is_told_the_lanes_and_what_the_op_comes_after() -> None:
+    a, b, c = lanes()
+    stale = submit(b)
+    asked = []
+
+    def choose(request: PlacementRequest) -> int:
+        asked.append(request)
+        return 2
+
+    inputs = [submit(Timeline(9, name="h2d")), stale, submit(b, 4), submit(c)]
+    assert Placement([a, b, c], choose).pick("axpy", "launch", inputs) is c
+    assert asked == [
+        PlacementRequest(
+            name="axpy",
+            kind="launch",
+            lanes=(LaneLoad("compute0", 0), LaneLoad("compute1", 5), LaneLoad("compute2", 1)),
+            inputs=((None, True), (1, False), (1, True), (2, True)),
+        )
+    ]
+
+
+def test_any_integer_type_will_do() -> None:
+    a, b, c = lanes()
+    assert Placement([a, b, c], lambda _: np.int64(1)).pick("op", "fill", ()) is b
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (3, ValueError),
+        (-1, ValueError),
+        (99, ValueError),
+        (None, TypeError),
+        (1.0, TypeError),
+        ("0", TypeError),
+        (True, TypeError),
+    ],
+)
+def test_what_is_no_lane_is_refused_and_named(answer: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=rf"the placement of axpy answered {answer!r}: "):
+        Placement(lanes(), lambda _: answer).pick("axpy", "launch", ())
+
+
+def test_what_the_function_raises_is_left_alone() -> None:
+    def choose(_: PlacementRequest) -> int:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        Placement(lanes(), choose).pick("axpy", "launch", ())
