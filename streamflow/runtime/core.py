@@ -32,7 +32,6 @@ from streamflow.runtime.parking import Parking
 from streamflow.runtime.poller import Poller
 from streamflow.runtime.timers import Timers
 from streamflow.runtime.tracer import Tracer
-from streamflow.scheduler.completion import count_done
 from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.loops import Shell
 from streamflow.scheduler.timeline import Ticket, Timeline
@@ -69,6 +68,7 @@ class Core:
         self.parking = Parking(self)
         self.num_submitted = 0
         self.num_finished = 0
+        self.num_parked = 0
         self._dropped: deque[tuple[int, Timeline, Region]] = deque()
         self._dropped_lines: deque[Timeline] = deque()
         self._closed_lines: deque[Timeline] = deque()
@@ -288,7 +288,7 @@ class Core:
     def reap(self, timeline: Timeline) -> int:
         """Retire what has completed on ``timeline``; a fault found here loses the device."""
         try:
-            num = count_done(timeline)
+            num = self.completion.count_done(timeline)
         except Exception as error:
             failure = self.lose(error, "polling an event")
             if self.lost is None:  # whatever it is, nothing can be seen to finish any more
@@ -314,7 +314,7 @@ class Core:
                     finished.append(op)
             else:
                 ticket.event = None
-        self.completion.moved(timeline, time.monotonic())
+        self.completion.moved(timeline, time.monotonic(), num)
         if timeline.waiting:
             self.parking.room_in(timeline)
         for op in finished:
@@ -383,6 +383,7 @@ class Core:
         """Note that ``op`` waits for something on the host."""
         op._state = state
         self._pending[op] = None
+        self.num_parked += state is OpState.PARKED
 
     def pending_ops(self) -> list[Op[Any]]:
         """The ops that are parked, staging, or in a host step, oldest first."""

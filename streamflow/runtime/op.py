@@ -33,7 +33,7 @@ class OpState(Enum):
     CANCELLED = "cancelled"
 
 
-_FINAL = frozenset((OpState.DONE, OpState.FAILED, OpState.CANCELLED))
+_FINAL = (OpState.DONE, OpState.FAILED, OpState.CANCELLED)  # a set would hash in Python
 _PARKED, _STAGING, _SUBMITTED, _DONE = (
     OpState.PARKED,
     OpState.STAGING,
@@ -157,7 +157,9 @@ class Op(Generic[T]):
         core = self._core
         if core.shell.current() is not core.shell.key:
             core.check_here()
-        if not self.done():
+        if self._state is _SUBMITTED:
+            core.reap(self.ticket.timeline)
+        if self._state not in _FINAL:
             rare = self.rare()
             wake, wait = core.shell.park()
             rare.wakers.append(wake)

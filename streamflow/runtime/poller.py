@@ -32,23 +32,25 @@ class Poller:
     """Runs one turn after another while anything wants a completion, and not otherwise."""
 
     __slots__ = (
-        "_backoff",
         "_core",
         "_end_grace",
         "_is_grace_over",
         "_is_scheduled",
         "_seen_state",
         "_seen_submitted",
+        "backoff",
         "completion",
         "num_moves",
+        "num_turns",
     )
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.completion = Completion(core.settings.spin_us * 1e-6)
-        self._backoff = Backoff(self.wake)
+        self.backoff = Backoff(self.wake)
         self._is_scheduled = False
         self._seen_submitted = 0
+        self.num_turns = 0
         self.num_moves = 0  # completions and deliveries in virtual time
         self._seen_state: tuple[int, int, float] | None = None  # when the grace began
         self._end_grace: Callable[[], None] | None = None
@@ -63,7 +65,7 @@ class Poller:
         """Have a turn run in the next turn of the loop."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._backoff.cancel()
+            self.backoff.cancel()
             self._core.shell.call_soon(self._turn)
 
     def wake(self) -> None:
@@ -72,7 +74,7 @@ class Poller:
 
     def close(self) -> None:
         """Stop for good."""
-        self._backoff.close()
+        self.backoff.close()
         self.completion.clear()
         self._core.timers.close()
         if self._end_grace is not None:
@@ -83,11 +85,12 @@ class Poller:
     def _turn_if_due(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._backoff.cancel()
+            self.backoff.cancel()
             self._turn()
 
     def _turn(self) -> None:
         self._is_scheduled = False
+        self.num_turns += 1
         try:
             self._look()
         except Exception as error:
@@ -102,22 +105,24 @@ class Poller:
         delivered = False
         if core.background.num_undelivered or core.stagers.num_undelivered:
             delivered = self._deliver(is_virtual)
-        for timeline in completion.wanted():
-            core.reap(timeline)
-        if (
-            completion.is_idle
-            and not (core.background.num_undelivered or core.stagers.num_undelivered)
-            and core.timers.first() is None
-        ):
-            return
+        try:
+            is_any_done = completion.any_head_done()
+        except Exception:  # a fault: the closer look raises it again, and loses the device
+            is_any_done = True
+        if is_any_done:
+            for timeline in completion.wanted():
+                core.reap(timeline)
         if is_virtual:
-            self._advance(delivered)
-            return
-        now = time.monotonic()
-        if completion.should_spin(now):
+            if not completion.is_idle or self._has_results() or core.timers.first() is not None:
+                self._advance(delivered)
+        elif completion.should_spin(time.monotonic()):
             self.schedule()
         elif heads := completion.heads():
-            self._backoff.watch([head.event for head in heads], completion.ages_s(now))
+            self.backoff.watch(heads)
+
+    def _has_results(self) -> bool:
+        """Workers are busy, or have results that were not handed over yet."""
+        return bool(self._core.background.num_undelivered or self._core.stagers.num_undelivered)
 
     def _deliver(self, is_virtual: bool) -> bool:
         """Hand the workers' results over; in virtual time, all at once and in op order (R15)."""
@@ -156,9 +161,9 @@ class Poller:
         elif timer is not None and self._reach(timer, num_busy, (num_submitted, num_moves)):
             timer.fire()
         elif num_busy:
-            self._backoff.watch((), [])  # look again soon: a worker may block on the clock
+            self.backoff.watch(())  # look again soon: a worker may block on the clock
             return
-        elif not (core.background.num_undelivered or core.stagers.num_undelivered):
+        elif not self._has_results():
             return  # nothing can move until a gate opens or something is submitted
         self.schedule()
 
