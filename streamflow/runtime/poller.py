@@ -23,6 +23,8 @@ __all__ = ["Poller"]
 _lock = threading.Lock()
 _OPEN: WeakSet[Core] = WeakSet()
 """The devices that are polled. Simulated ones of one loop share a clock (rule R15)."""
+_num_changes = 0
+"""How often that set has changed."""
 
 _GRACE_S = 0.05
 """How long nothing may have changed before virtual time jumps to a timer."""
@@ -36,6 +38,8 @@ class Poller:
         "_end_grace",
         "_is_grace_over",
         "_is_scheduled",
+        "_known_peers",
+        "_seen_changes",
         "_seen_state",
         "_seen_submitted",
         "backoff",
@@ -50,6 +54,8 @@ class Poller:
         self.backoff = Backoff(self.wake)
         self._is_scheduled = False
         self._seen_submitted = 0
+        self._known_peers: tuple[Core, ...] = ()
+        self._seen_changes = -1
         self.num_turns = 0
         self.num_moves = 0  # completions and deliveries in virtual time
         self._seen_state: tuple[int, int, float] | None = None  # when the grace began
@@ -58,8 +64,10 @@ class Poller:
 
     def open(self) -> None:
         """Share the loop's virtual clock from now on. On the loop."""
+        global _num_changes
         with _lock:
             _OPEN.add(self._core)
+            _num_changes += 1
 
     def schedule(self) -> None:
         """Have a turn run in the next turn of the loop."""
@@ -79,8 +87,10 @@ class Poller:
         self._core.timers.close()
         if self._end_grace is not None:
             self._end_grace()
+        global _num_changes
         with _lock:
             _OPEN.discard(self._core)
+            _num_changes += 1
 
     def _turn_if_due(self) -> None:
         if not self._is_scheduled:
@@ -105,13 +115,7 @@ class Poller:
         delivered = False
         if core.background.num_undelivered or core.stagers.num_undelivered:
             delivered = self._deliver(is_virtual)
-        try:
-            is_any_done = completion.any_head_done()
-        except Exception:  # a fault: the closer look raises it again, and loses the device
-            is_any_done = True
-        if is_any_done:
-            for timeline in completion.wanted():
-                core.reap(timeline)
+        self._reap()
         if is_virtual:
             if not completion.is_idle or self._has_results() or core.timers.first() is not None:
                 self._advance(delivered)
@@ -119,6 +123,15 @@ class Poller:
             self.schedule()
         elif heads := completion.heads():
             self.backoff.watch(heads)
+
+    def _reap(self) -> None:
+        completion = self.completion
+        try:
+            done = completion.done()
+        except Exception:  # a fault: the closer look raises it again, and loses the device
+            done = completion.wanted()
+        for timeline in done:
+            self._core.reap(timeline)
 
     def _has_results(self) -> bool:
         """Workers are busy, or have results that were not handed over yet."""
@@ -140,11 +153,7 @@ class Poller:
         core = self._core
         num_busy = num_submitted = num_moves = 0
         timers = []
-        with _lock:
-            cores = list(_OPEN)
-        for each in cores:
-            if each.shell.key is not core.shell.key:
-                continue
+        for each in self._peers():
             num_busy += each.background.num_running + each.stagers.num_running
             num_submitted += each.num_submitted
             num_moves += each.poller.num_moves
@@ -156,8 +165,9 @@ class Poller:
             self.num_moves += delivered
         elif core.backend.advance(num_busy, inf if timer is None else timer.due_s):
             self.num_moves += 1
-            for timeline in self.completion.wanted():
-                core.reap(timeline)
+            self._reap()
+            # What was parked and goes now is not the program's doing: no turn is left for it.
+            self._seen_submitted = sum(each.num_submitted for each in self._peers())
         elif timer is not None and self._reach(timer, num_busy, (num_submitted, num_moves)):
             timer.fire()
         elif num_busy:
@@ -166,6 +176,15 @@ class Poller:
         elif not self._has_results():
             return  # nothing can move until a gate opens or something is submitted
         self.schedule()
+
+    def _peers(self) -> tuple[Core, ...]:
+        """The open devices of this loop. Kept, since this runs once a turn."""
+        if self._seen_changes != _num_changes:
+            key = self._core.shell.key
+            with _lock:
+                self._seen_changes = _num_changes
+                self._known_peers = tuple(each for each in _OPEN if each.shell.key is key)
+        return self._known_peers
 
     def _reach(self, timer: Timer, num_busy: int, counts: tuple[int, int]) -> bool:
         """Let virtual time pass to ``timer``, if it can; nothing completes before."""

@@ -156,18 +156,19 @@ class Completion:
         """The timelines to look at."""
         return list(self._waits)
 
-    def any_head_done(self) -> bool:
-        """Whether looking closer pays, in one query for each wanted timeline.
+    def done(self) -> Sequence[Timeline]:
+        """The wanted timelines whose head is done, in one query for each.
 
         Raises whatever a query raises: a fault of the device.
         """
-        # Runs once a turn of the loop, and most turns find nothing: no lists here.
+        found: Sequence[Timeline] = ()
+        # Runs once a turn of the loop, and most turns find nothing: no list then.
         for timeline in self._waits:
             if timeline.inflight:
                 self.num_queries += 1
                 if timeline.inflight[0].event.is_done:
-                    return True
-        return False
+                    found = [*found, timeline]
+        return found
 
     def count_done(self, timeline: Timeline) -> int:
         """How many of the oldest tickets in flight are done, in O(log n) event queries.

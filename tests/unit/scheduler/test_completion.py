@@ -50,7 +50,7 @@ def test_nothing_wanted_is_idle(completion: Completion, line: Timeline) -> None:
     submit(line)
     assert completion.is_idle
     assert completion.wanted() == completion.heads() == []
-    assert not completion.any_head_done()
+    assert not completion.done()
     assert completion.num_queries == 0
 
 
@@ -87,20 +87,20 @@ def test_a_turn_asks_each_wanted_head_once(completion: Completion, line: Timelin
         submit(each, RuntimeError("asked"))
         completion.want(each, 0.0)
     completion.want(Timeline(4), 0.0)  # nothing is in flight there
-    assert not completion.any_head_done()
+    assert not completion.done()
     assert completion.num_queries == 3
 
 
 def test_a_done_head_is_found_and_a_fault_is_raised(completion: Completion, line: Timeline) -> None:
     submit(line, True)
     completion.want(line, 0.0)
-    assert completion.any_head_done()
+    assert completion.done() == [line]
     other = Timeline(2)
     submit(other, RuntimeError("fault"))
     completion.unwant(line)
     completion.want(other, 0.0)
     with pytest.raises(RuntimeError, match="fault"):
-        completion.any_head_done()
+        completion.done()
 
 
 # -- spinning ----------------------------------------------------------------------------------
