@@ -285,10 +285,10 @@ class Core:
                 tickets.append(ticket)
         return tickets
 
-    def reap(self, timeline: Timeline) -> int:
+    def reap(self, timeline: Timeline, is_head_done: bool = False) -> int:
         """Retire what has completed on ``timeline``; a fault found here loses the device."""
         try:
-            num = self.completion.count_done(timeline)
+            num = self.completion.count_done(timeline, is_head_done)
         except Exception as error:
             failure = self.lose(error, "polling an event")
             if self.lost is None:  # whatever it is, nothing can be seen to finish any more
@@ -314,7 +314,8 @@ class Core:
                     finished.append(op)
             else:
                 ticket.event = None
-        self.completion.moved(timeline, time.monotonic(), num)
+        if timeline.wants and (timeline.inflight or timeline.waiting):  # there is a new head
+            self.completion.moved(timeline, time.monotonic(), num)
         if timeline.waiting:
             self.parking.room_in(timeline)
         for op in finished:

@@ -119,6 +119,8 @@ class Poller:
         if is_virtual:
             if not completion.is_idle or self._has_results() or core.timers.first() is not None:
                 self._advance(delivered)
+        elif completion.is_idle:
+            return
         elif completion.should_spin(time.monotonic()):
             self.schedule()
         elif heads := completion.heads():
@@ -126,12 +128,14 @@ class Poller:
 
     def _reap(self) -> None:
         completion = self.completion
+        is_head_done = True
         try:
             done = completion.done()
         except Exception:  # a fault: the closer look raises it again, and loses the device
-            done = completion.wanted()
+            done, is_head_done = completion.wanted(), False
         for timeline in done:
-            self._core.reap(timeline)
+            self._core.reap(timeline, is_head_done)
+            is_head_done = False  # what that set off may have retired the other heads
 
     def _has_results(self) -> bool:
         """Workers are busy, or have results that were not handed over yet."""

@@ -80,12 +80,13 @@ class _Wait:
 
     __slots__ = ("before_s", "is_steady", "num_long", "since_s", "spin_until_s")
 
-    def __init__(self) -> None:
-        self.since_s = 0.0
-        self.spin_until_s = 0.0
-        self.before_s = 0.0
-        self.is_steady = False
-        self.num_long = 0  # how many heads in a row took longer than the spin bound
+    since_s: float
+    spin_until_s: float
+    before_s: float
+    is_steady: bool
+
+    num_long: int
+    """How many heads in a row took longer than the spin bound."""
 
 
 class Completion:
@@ -117,6 +118,7 @@ class Completion:
         wait = self._waits.get(timeline)
         if wait is None:
             wait = self._waits[timeline] = _Wait()
+            wait.num_long = 0
         elif len(timeline.inflight) > 1:
             return  # what is wanted is queued behind a head whose age is known
         wait.since_s = now_s
@@ -142,11 +144,17 @@ class Completion:
         wait = self._waits.get(timeline)
         if wait is None:
             return
-        took_s = (now_s - wait.since_s) / num
-        wait.is_steady = abs(took_s - wait.before_s) <= STEADY_FRACTION * took_s
+        spin_s = self.spin_s
+        took_s = now_s - wait.since_s
+        if took_s > spin_s and (took_s := took_s / num) > spin_s:
+            wait.is_steady = abs(took_s - wait.before_s) <= STEADY_FRACTION * took_s
+            wait.num_long += 1
+            if wait.num_long > 1:
+                spin_s *= GLANCE_FRACTION
+        else:
+            wait.is_steady = False
+            wait.num_long = 0
         wait.before_s = took_s
-        wait.num_long = wait.num_long + 1 if took_s > self.spin_s else 0
-        spin_s = self.spin_s if wait.num_long < 2 else self.spin_s * GLANCE_FRACTION
         wait.since_s = now_s
         wait.spin_until_s = now_s + spin_s
 
@@ -170,17 +178,19 @@ class Completion:
                     found = [*found, timeline]
         return found
 
-    def count_done(self, timeline: Timeline) -> int:
+    def count_done(self, timeline: Timeline, is_head_done: bool = False) -> int:
         """How many of the oldest tickets in flight are done, in O(log n) event queries.
 
-        Raises whatever a query raises: a fault of the device.
+        ``is_head_done``: the head was asked already, and is done. Raises whatever a query
+        raises: a fault of the device.
         """
         inflight = timeline.inflight
         if not inflight:
             return 0
-        self.num_queries += 1
-        if not inflight[0].event.is_done:
-            return 0
+        if not is_head_done:
+            self.num_queries += 1
+            if not inflight[0].event.is_done:
+                return 0
         low, high = 1, len(inflight)
         if high == 1:
             return 1
