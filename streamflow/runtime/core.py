@@ -38,7 +38,6 @@ from streamflow.runtime.report import Report
 from streamflow.runtime.scope import budgets_of, check_budgets
 from streamflow.runtime.timers import Timers
 from streamflow.runtime.tracer import Tracer
-from streamflow.scheduler.completion import count_done
 from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.loops import Shell
 from streamflow.scheduler.machine import FINAL, OpStep, step
@@ -80,6 +79,7 @@ class Core:
         self.parking = Parking(self)
         self.num_submitted = 0
         self.num_finished = 0
+        self.num_parked = 0
         self._dropped: deque[tuple[int, Timeline, Region]] = deque()
         self._dropped_lines: deque[Timeline] = deque()
         self._closed_lines: deque[Timeline] = deque()
@@ -119,7 +119,8 @@ class Core:
     @property
     def num_undelivered(self) -> int:
         """Tasks on worker threads whose results are still to come."""
-        return sum(pool.num_undelivered for pool in self.pools)
+        background, stagers, host = self.pools  # asked once a turn: no generator
+        return background.num_undelivered + stagers.num_undelivered + host.num_undelivered
 
     # -- checks ------------------------------------------------------------------------
 
@@ -372,10 +373,10 @@ class Core:
             tickets.append(ticket)
         return tickets
 
-    def reap(self, timeline: Timeline) -> int:
+    def reap(self, timeline: Timeline, is_head_done: bool = False) -> int:
         """Retire what has completed on ``timeline``; a fault found here loses the device."""
         try:
-            num = count_done(timeline)
+            num = self.completion.count_done(timeline, is_head_done)
         except Exception as error:
             failure = self.lose(error, "polling an event")
             if self.lost is None:  # whatever it is, nothing can be seen to finish any more
@@ -401,7 +402,9 @@ class Core:
                     finished.append(op)
             else:
                 ticket.event = None
-        self.completion.moved(timeline, time.monotonic())
+        # There is a new head.
+        if timeline.wants and (timeline.inflight or timeline.waiting is not None):
+            self.completion.moved(timeline, time.monotonic(), num)
         if timeline.waiting is not None:
             self.parking.room_in(timeline)
         for op in finished:
@@ -479,6 +482,7 @@ class Core:
     def pending(self, op: Op[Any]) -> None:
         """Note that ``op`` waits for something on the host."""
         self._pending[op] = None
+        self.num_parked += 1
 
     def pending_ops(self) -> list[Op[Any]]:
         """The ops that are parked, staging, or in a host step, oldest first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 from streamflow.errors import UpstreamFailed
@@ -9,7 +10,7 @@ from streamflow.errors import UpstreamFailed
 if TYPE_CHECKING:
     from streamflow.runtime.scope import Scope
 
-__all__ = ["Failures", "add_note", "add_notes", "raise_group"]
+__all__ = ["Failures", "add_note", "add_notes", "placed", "raise_group"]
 
 
 class Failures:
@@ -60,3 +61,23 @@ def add_note(error: BaseException | None, note: str) -> None:
     """Add a note once."""
     if error is not None and note not in getattr(error, "__notes__", ()):
         error.add_note(note)
+
+
+def placed(error: BaseException, outer: BaseException | None, what: str) -> BaseException:
+    """``error`` with a note of where it was raised, and without its frames.
+
+    They, and through them every caller's, hold arrays, and the op may outlive those (C23).
+    """
+    trace = error.__traceback__
+    if trace is not None and trace.tb_next is not None:  # the first frame is our own
+        lines = traceback.format_list(traceback.extract_tb(trace.tb_next))
+        error.add_note(f"Raised in the function of {what}:\n" + "".join(lines).rstrip())
+    seen: set[int] = {id(outer), id(None)}
+    chain: list[BaseException | None] = [error]
+    while chain:
+        link = chain.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            link.__traceback__ = None
+            chain += (link.__cause__, link.__context__)
+    return error

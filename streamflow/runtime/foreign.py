@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from inspect import iscoroutine, iscoroutinefunction
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from streamflow.backends.base import Access
 from streamflow.errors import Closed, StreamflowError
 from streamflow.runtime.array import Allocation, DeviceArray
 from streamflow.runtime.core import Core
+from streamflow.runtime.failures import placed
 from streamflow.runtime.op import Op
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.scheduler.hazards import Region
@@ -144,7 +144,7 @@ class _Call:
         except BaseException as error:
             if not core.backend.is_cuda and not isinstance(error, Exception):
                 raise  # Ctrl-C on the loop: the machine knows what to do
-            self._error = _placed(error, outer)
+            self._error = placed(error, outer, "dev.call")
         finally:
             stream._stream = None
             if is_here:
@@ -253,23 +253,3 @@ def _detached(value: Any, args: Sequence[Any]) -> Any:
     if type(value) is dict:
         return {key: _detached(item, args) for key, item in value.items()}
     return value
-
-
-def _placed(error: BaseException, outer: BaseException | None) -> BaseException:
-    """``error`` with a note of where it was raised, and without its frames.
-
-    They, and through them every caller's, hold arrays, and the op may outlive those (C23).
-    """
-    trace = error.__traceback__
-    if trace is not None and trace.tb_next is not None:  # the first frame is our own
-        lines = traceback.format_list(traceback.extract_tb(trace.tb_next))
-        error.add_note("Raised in the function of dev.call:\n" + "".join(lines).rstrip())
-    seen: set[int] = {id(outer), id(None)}
-    chain: list[BaseException | None] = [error]
-    while chain:
-        link = chain.pop()
-        if link is not None and id(link) not in seen:
-            seen.add(id(link))
-            link.__traceback__ = None
-            chain += (link.__cause__, link.__context__)
-    return error

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from inspect import iscoroutinefunction
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from streamflow.errors import OpCancelled
+from streamflow.runtime.failures import placed
 from streamflow.runtime.op import Op
 from streamflow.runtime.parked import After, Parked
 from streamflow.scheduler.fair import FairQueue
@@ -20,7 +20,7 @@ from streamflow.scheduler.workers import Workers
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
-__all__ = ["HostTasks", "is_async", "user_traceback"]
+__all__ = ["HostTasks", "is_async"]
 
 
 class HostTasks:
@@ -104,8 +104,7 @@ class HostTasks:
             op._result = result
             parking.host_done(parked)
         else:
-            op._result = user_traceback(error)
-            parking.drop(parked, error)
+            parking.drop(parked, placed(error, None, "dev.host"))
 
     def _run_on_loop(self, parked: Parked, function: Callable[[], Any], context: Context) -> None:
         core, op = self._core, parked.op
@@ -136,18 +135,6 @@ def is_async(function: object) -> bool:
     return iscoroutinefunction(function) or iscoroutinefunction(
         getattr(type(function), "__call__", None)  # noqa: B004  (an object that is called)
     )
-
-
-def user_traceback(error: BaseException) -> TracebackType | None:
-    """The traceback of ``error`` from the user's function on; ours would say nothing."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_code.co_filename in _OWN:
-        traceback = traceback.tb_next
-    error.__traceback__ = None
-    return traceback
-
-
-_OWN = (__file__, Workers.submit.__code__.co_filename)
 
 
 def _no_calls(_: Any) -> int:

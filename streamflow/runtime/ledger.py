@@ -27,6 +27,16 @@ class DeviceStats:
     memory: PoolInfo
     pinned_nbytes: int
     """Pinned bytes under the budget of results, live and cached."""
+    num_parked: int
+    """Ops that could not be submitted at once (rule R7)."""
+    num_turns: int
+    """Turns of the loop in which the poller looked for completions."""
+    num_queries: int
+    """Events asked on the loop: by the poller, by submissions, and by :meth:`Op.done`."""
+    num_helper_queries: int
+    """Events asked by the thread that watches what takes long; none of either while idle."""
+    num_wakes: int
+    """How often that thread woke the loop."""
 
 
 def device_stats(core: Core, memory: PoolInfo) -> DeviceStats:
@@ -38,6 +48,11 @@ def device_stats(core: Core, memory: PoolInfo) -> DeviceStats:
         num_in_flight=sum(len(line.inflight) for line in core.lines),
         memory=memory,
         pinned_nbytes=core.pinned.counted_nbytes,
+        num_parked=core.num_parked,
+        num_turns=core.poller.num_turns,
+        num_queries=core.completion.num_queries,
+        num_helper_queries=core.poller.backoff.num_queries,
+        num_wakes=core.poller.backoff.num_wakes,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextvars import Context, ContextVar, copy_context
 from itertools import count
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from streamflow.errors import OpCancelled
@@ -99,7 +99,7 @@ class Op(Generic[T]):
         self.ticket = Ticket(next_seq(), self)
         self._state = _PARKED
         self._rare: _Rare | None = None
-        self._result: Any = None  # of a failed op: the traceback inside the user's function
+        self._result: Any = None
         self._error: BaseException | None = None
         if frame is None:
             frame = caller(2)
@@ -158,8 +158,7 @@ class Op(Generic[T]):
         """
         error = self.exception()
         if error is not None:
-            # Not the frames of everybody who asked before.
-            raise error.with_traceback(self._inner_traceback())
+            raise error.with_traceback(None)  # not the frames of everybody who asked before
         result: T = self._result
         return result
 
@@ -177,7 +176,9 @@ class Op(Generic[T]):
         core = self._core
         if core.shell.current() is not core.shell.key:
             core.check_here()
-        if not self.done():
+        if self._state is _SUBMITTED:
+            core.reap(self.ticket.timeline)
+        if self._state not in FINAL:
             rare = self.rare()
             wake, wait = core.shell.park()
             rare.wakers.append(wake)
@@ -191,7 +192,7 @@ class Op(Generic[T]):
         error = self._error
         if error is not None:
             core.observed(error)
-            raise error.with_traceback(self._inner_traceback())
+            raise error.with_traceback(None)
         result: T = self._result
         return result
 
@@ -257,10 +258,6 @@ class Op(Generic[T]):
         if rare is None:
             rare = self._rare = _Rare()
         return rare
-
-    def _inner_traceback(self) -> TracebackType | None:
-        """Where the user's own function raised, for tasks; streamflow's frames say nothing."""
-        return self._result if isinstance(self._result, TracebackType) else None
 
     def story(self) -> str:
         """What is known of the op, for errors and reports."""

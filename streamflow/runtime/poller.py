@@ -23,6 +23,8 @@ __all__ = ["Poller"]
 _lock = threading.Lock()
 _OPEN: WeakSet[Core] = WeakSet()
 """The devices that are polled. Simulated ones of one loop share a clock (rule R15)."""
+_num_changes = 0
+"""How often that set has changed."""
 
 _GRACE_S = 0.05
 """How long nothing may have changed before virtual time jumps to a timer."""
@@ -32,23 +34,29 @@ class Poller:
     """Runs one turn after another while anything wants a completion, and not otherwise."""
 
     __slots__ = (
-        "_backoff",
         "_core",
         "_end_grace",
         "_is_grace_over",
         "_is_scheduled",
+        "_known_peers",
+        "_seen_changes",
         "_seen_state",
         "_seen_submitted",
+        "backoff",
         "completion",
         "num_moves",
+        "num_turns",
     )
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.completion = Completion(core.settings.spin_us * 1e-6)
-        self._backoff = Backoff(self.wake)
+        self.backoff = Backoff(self.wake)
         self._is_scheduled = False
         self._seen_submitted = 0
+        self._known_peers: tuple[Core, ...] = ()
+        self._seen_changes = -1
+        self.num_turns = 0
         self.num_moves = 0  # completions and deliveries in virtual time
         self._seen_state: tuple[int, int, float] | None = None  # when the grace began
         self._end_grace: Callable[[], None] | None = None
@@ -56,14 +64,16 @@ class Poller:
 
     def open(self) -> None:
         """Share the loop's virtual clock from now on. On the loop."""
+        global _num_changes
         with _lock:
             _OPEN.add(self._core)
+            _num_changes += 1
 
     def schedule(self) -> None:
         """Have a turn run in the next turn of the loop."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._backoff.cancel()
+            self.backoff.cancel()
             self._core.shell.call_soon(self._turn)
 
     def wake(self) -> None:
@@ -72,22 +82,25 @@ class Poller:
 
     def close(self) -> None:
         """Stop for good."""
-        self._backoff.close()
+        self.backoff.close()
         self.completion.clear()
         self._core.timers.close()
         if self._end_grace is not None:
             self._end_grace()
+        global _num_changes
         with _lock:
             _OPEN.discard(self._core)
+            _num_changes += 1
 
     def _turn_if_due(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._backoff.cancel()
+            self.backoff.cancel()
             self._turn()
 
     def _turn(self) -> None:
         self._is_scheduled = False
+        self.num_turns += 1
         try:
             self._look()
         except Exception as error:
@@ -102,18 +115,31 @@ class Poller:
         delivered = False
         if core.num_undelivered:
             delivered = self._deliver(is_virtual)
-        for timeline in completion.wanted():
-            core.reap(timeline)
-        if completion.is_idle and not core.num_undelivered and core.timers.first() is None:
-            return
+        self._reap()
         if is_virtual:
-            self._advance(delivered)
+            if not completion.is_idle or self._has_results() or core.timers.first() is not None:
+                self._advance(delivered)
+        elif completion.is_idle:
             return
-        now = time.monotonic()
-        if completion.should_spin(now):
+        elif completion.should_spin(time.monotonic()):
             self.schedule()
         elif heads := completion.heads():
-            self._backoff.watch([head.event for head in heads], completion.ages_s(now))
+            self.backoff.watch(heads)
+
+    def _reap(self) -> None:
+        completion = self.completion
+        is_head_done = True
+        try:
+            done = completion.done()
+        except Exception:  # a fault: the closer look raises it again, and loses the device
+            done, is_head_done = completion.wanted(), False
+        for timeline in done:
+            self._core.reap(timeline, is_head_done)
+            is_head_done = False  # what that set off may have retired the other heads
+
+    def _has_results(self) -> bool:
+        """Workers are busy, or have results that were not handed over yet."""
+        return self._core.num_undelivered > 0
 
     def _deliver(self, is_virtual: bool) -> bool:
         """Hand the workers' results over; in virtual time, all at once and in op order (R15)."""
@@ -131,11 +157,7 @@ class Poller:
         core = self._core
         num_busy = num_submitted = num_moves = 0
         timers = []
-        with _lock:
-            cores = list(_OPEN)
-        for each in cores:
-            if each.shell.key is not core.shell.key:
-                continue
+        for each in self._peers():
             num_busy += sum(pool.num_running for pool in each.pools)
             num_submitted += each.num_submitted
             num_moves += each.poller.num_moves
@@ -147,16 +169,26 @@ class Poller:
             self.num_moves += delivered
         elif core.backend.advance(num_busy, inf if timer is None else timer.due_s):
             self.num_moves += 1
-            for timeline in self.completion.wanted():
-                core.reap(timeline)
+            self._reap()
+            # What was parked and goes now is not the program's doing: no turn is left for it.
+            self._seen_submitted = sum(each.num_submitted for each in self._peers())
         elif timer is not None and self._reach(timer, num_busy, (num_submitted, num_moves)):
             timer.fire()
         elif num_busy:
-            self._backoff.watch((), [])  # look again soon: a worker may block on the clock
+            self.backoff.watch(())  # look again soon: a worker may block on the clock
             return
-        elif not core.num_undelivered:
+        elif not self._has_results():
             return  # nothing can move until a gate opens or something is submitted
         self.schedule()
+
+    def _peers(self) -> tuple[Core, ...]:
+        """The open devices of this loop. Kept, since this runs once a turn."""
+        if self._seen_changes != _num_changes:
+            key = self._core.shell.key
+            with _lock:
+                self._seen_changes = _num_changes
+                self._known_peers = tuple(each for each in _OPEN if each.shell.key is key)
+        return self._known_peers
 
     def _reach(self, timer: Timer, num_busy: int, counts: tuple[int, int]) -> bool:
         """Let virtual time pass to ``timer``, if it can; nothing completes before."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from streamflow.scheduler.completion import sleep_s
+from streamflow.scheduler.completion import Head, Looks
 
 __all__ = ["Backoff"]
 
@@ -20,21 +19,28 @@ class Backoff:
 
     The thread only decides *when* to wake the loop. The loop looks for itself, so an
     event that was recycled meanwhile can cost a spurious turn, never a wrong answer.
+
+    Attributes
+    ----------
+    num_queries, num_wakes : int
+        Events asked by the thread, and how often it woke the loop.
     """
 
     def __init__(self, wake_loop: Callable[[], None]) -> None:
         self._wake_loop = wake_loop
-        self._request: tuple[Sequence[Any], list[float], float] | None = None
+        self.num_queries = 0
+        self.num_wakes = 0
+        self._request: Looks | None = None
         self._asked = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def watch(self, events: Sequence[Any], ages_s: list[float]) -> None:
-        """Watch ``events``, which have been awaited for ``ages_s``; replaces what was watched.
+    def watch(self, heads: Sequence[Head]) -> None:
+        """Watch ``heads``, by the monotonic clock; replaces what was watched.
 
-        With no events: wake the loop after the shortest sleep.
+        With no heads: wake the loop after the shortest sleep.
         """
-        self._request = (events, ages_s or [0.0], time.monotonic())
+        self._request = Looks(heads, time.monotonic())
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="streamflow-poll", daemon=True)
             self._thread.start()
@@ -57,21 +63,28 @@ class Backoff:
             self._asked.wait()
             self._asked.clear()
             while (request := self._request) is not None and not self._is_closed:
-                events, ages_s, since = request
-                waited = time.monotonic() - since
-                nap_s = sleep_s(age + waited for age in ages_s)
-                if nap_s < _SHORT_S:
-                    time.sleep(nap_s)
-                elif self._asked.wait(nap_s):  # a younger head must not wait out an old one's nap
+                sleep_s = request.sleep_s(time.monotonic())
+                if sleep_s < _SHORT_S:
+                    time.sleep(sleep_s)
+                elif self._asked.wait(sleep_s):  # a younger head must not wait out an old one's
                     self._asked.clear()
                 if self._request is not request:
                     continue
-                try:
-                    is_over = not events or any(event.is_done for event in events)
-                except Exception:  # a fault: the loop's own query will raise it again
-                    is_over = True
-                if is_over:
+                if self._is_over(request):
                     self._request = None
-                    del request, events
+                    del request
+                    self.num_wakes += 1
                     self._wake_loop()
                     break
+
+    def _is_over(self, looks: Looks) -> bool:
+        if not looks.heads:
+            return True
+        for head in looks.due(time.monotonic()):
+            self.num_queries += 1
+            try:
+                if head.event.is_done:
+                    return True
+            except Exception:  # a fault: the loop's own query will raise it again
+                return True
+        return False

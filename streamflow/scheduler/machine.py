@@ -71,7 +71,7 @@ TRANSITIONS: Mapping[OpState, Mapping[OpStep, OpState]] = MappingProxyType(
     }
 )
 
-FINAL = frozenset(state for state, steps in TRANSITIONS.items() if not steps)
+FINAL = tuple(state for state, steps in TRANSITIONS.items() if not steps)  # a set would hash
 
 
 class IllegalTransition(RuntimeError):

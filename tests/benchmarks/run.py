@@ -25,6 +25,7 @@ BENCHMARKS = {
     "P3": "p03_waiting",
     "P4P5": "p04_p05_copies",
     "P7": "p07_memory",
+    "P10": "p10_awaits",
     "P12": "p12_simulator",
     "P13": "p13_import",
     "R4R7": "r04_r07_loop",

@@ -13,7 +13,9 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
 
 
-@pytest.mark.parametrize("name", ["P1", "P2", "P3", "P4P5", "P7", "P12", "P13", "R4R7", "overhead"])
+@pytest.mark.parametrize(
+    "name", ["P1", "P2", "P3", "P4P5", "P7", "P10", "P12", "P13", "R4R7", "overhead"]
+)
 def test_it_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tests.benchmarks.run import main
 

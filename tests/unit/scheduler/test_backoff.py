@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from streamflow.scheduler.backoff import Backoff
+from streamflow.scheduler.completion import Head
 
 PATIENCE_S = 20.0  # a bound for a broken build; nothing waits this long otherwise
 
@@ -31,6 +33,10 @@ class FakeEvent:
 
 
 NEVER = 1 << 60
+
+
+def heads(*events: FakeEvent) -> list[Head]:
+    return [Head(event, time.monotonic(), 0.0, False) for event in events]
 
 
 class Loop:
@@ -68,41 +74,41 @@ def test_no_thread_runs_before_there_is_something_to_watch(loop: Loop) -> None:
 
 
 def test_the_loop_is_woken_once_an_event_is_done(loop: Loop) -> None:
-    loop.backoff.watch([FakeEvent(NEVER), FakeEvent(3)], [0.0, 0.0])
+    loop.backoff.watch(heads(FakeEvent(NEVER), FakeEvent(3)))
     loop.wait()
 
 
 def test_the_loop_is_woken_once_per_request(loop: Loop) -> None:
-    loop.backoff.watch([FakeEvent()], [0.0])
+    loop.backoff.watch(heads(FakeEvent()))
     loop.wait()
     second = FakeEvent(3)
-    loop.backoff.watch([second], [0.0])
+    loop.backoff.watch(heads(second))
     loop.wait()
     loop.close()
     assert not loop.was_woken
 
 
 def test_without_events_the_loop_is_woken_after_a_sleep(loop: Loop) -> None:
-    loop.backoff.watch([], [])
+    loop.backoff.watch(heads())
     loop.wait()
 
 
 def test_a_query_that_raises_wakes_the_loop(loop: Loop) -> None:
-    loop.backoff.watch([FakeEvent(error=RuntimeError("fault"))], [0.0])
+    loop.backoff.watch(heads(FakeEvent(error=RuntimeError("fault"))))
     loop.wait()
 
 
 def test_a_new_request_replaces_the_old_one(loop: Loop) -> None:
     never = FakeEvent(NEVER)
-    loop.backoff.watch([never], [0.0])
+    loop.backoff.watch(heads(never))
     assert never.asked.wait(PATIENCE_S)
-    loop.backoff.watch([FakeEvent()], [0.0])
+    loop.backoff.watch(heads(FakeEvent()))
     loop.wait()
 
 
 def test_a_cancelled_request_wakes_nobody(loop: Loop) -> None:
     never = FakeEvent(NEVER)
-    loop.backoff.watch([never], [0.0])
+    loop.backoff.watch(heads(never))
     assert never.asked.wait(PATIENCE_S)
     loop.backoff.cancel()
     never.num_left = 0
@@ -113,13 +119,13 @@ def test_a_cancelled_request_wakes_nobody(loop: Loop) -> None:
 
 def test_closing_ends_the_thread_while_it_watches(loop: Loop) -> None:
     never = FakeEvent(NEVER)
-    loop.backoff.watch([never], [0.0])
+    loop.backoff.watch(heads(never))
     assert never.asked.wait(PATIENCE_S)
     loop.close()
     assert not loop.was_woken
 
 
 def test_closing_ends_the_thread_while_it_is_idle(loop: Loop) -> None:
-    loop.backoff.watch([FakeEvent()], [0.0])
+    loop.backoff.watch(heads(FakeEvent()))
     loop.wait()
     loop.close()
