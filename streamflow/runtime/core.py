@@ -232,7 +232,7 @@ class Core:
             self.failures.note(error, scope)
             add_note(error, f"{op.name} was submitted at {op.where}")
         if scope is not None and not isinstance(error, UpstreamFailed):
-            scope.failed(op, error)
+            scope._failed(op, error)
         self._finish(op, OpStep.FAIL)
 
     def start(self, op: Op[Any]) -> None:
@@ -455,7 +455,7 @@ class Core:
         for budget in rare.budgets:
             self.parking.admitted(budget, budget.release(rare.nbytes))
         if rare.scope is not None:
-            rare.scope.ended(op)
+            rare.scope._ended(op)
         for react in rare.on_ended:
             react()
         for wake in rare.wakers:

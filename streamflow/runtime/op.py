@@ -108,7 +108,7 @@ class Op(Generic[T]):
         self.called_s = core.clock_s()
         scope = SCOPE.get()
         if scope is not None:
-            scope.enroll(self)
+            scope._enroll(self)
 
     # -- asking ------------------------------------------------------------------------
 

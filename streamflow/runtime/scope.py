@@ -56,16 +56,16 @@ class Scope:
 
     # -- membership ----------------------------------------------------------------------
 
-    def find(self, core: Core) -> Scope | None:
+    def _find(self, core: Core) -> Scope | None:
         """The innermost open scope of ``core``'s device, from here outwards."""
         scope: Scope | None = self
         while scope is not None and not (scope._is_open and scope._core is core):
             scope = scope._outer
         return scope
 
-    def enroll(self, op: Op[Any]) -> None:
+    def _enroll(self, op: Op[Any]) -> None:
         """Make ``op``, just called for, end before its scope does."""
-        scope = self.find(op._core)
+        scope = self._find(op._core)
         if scope is not None:
             scope._adopt(op)
 
@@ -73,7 +73,7 @@ class Scope:
         op.rare().scope = self
         self._ops[op] = None
 
-    def ended(self, op: Op[Any]) -> None:
+    def _ended(self, op: Op[Any]) -> None:
         """``op`` is in its final state."""
         self._ops.pop(op, None)
         ticket = op.ticket
@@ -91,7 +91,7 @@ class Scope:
         if not self._ops and self._on_empty is not None:
             self._on_empty()
 
-    def failed(self, op: Op[Any], error: BaseException) -> None:
+    def _failed(self, op: Op[Any], error: BaseException) -> None:
         """``op`` failed: drop what is parked now, in the next turn."""
         if self._drop_until or error is self._core.lost:
             return  # asked for already, or dropped by the loss itself
@@ -99,11 +99,11 @@ class Scope:
 
         def drop() -> None:
             newest, self._drop_until = self._drop_until, 0
-            self.drop_parked(f"{op.name} of scope {self.name!r} failed", newest)
+            self._drop_parked(f"{op.name} of scope {self.name!r} failed", newest)
 
         self._core.shell.call_soon(drop)
 
-    def drop_parked(self, why: str, newest: float = math.inf) -> None:
+    def _drop_parked(self, why: str, newest: float = math.inf) -> None:
         """End the parked ops up to number ``newest``; frees always run (rule R5)."""
         for op in list(self._ops):
             if op._state is OpState.PARKED and op.ticket.seq <= newest and op.kind != "free":
@@ -215,7 +215,7 @@ class Scope:
         """Drop what is parked and stop staging: the rest is only drained (rule R8)."""
         self._is_cut_short = self._is_late and bool(self._ops)
         why = "its deadline passed" if self._is_late else f"its scope was left by {error!r}"
-        self.drop_parked(why)
+        self._drop_parked(why)
         if self._is_late or not isinstance(error, Exception):
             self._stop_host_work()
 
@@ -278,7 +278,7 @@ class Scope:
 def budgets_of(core: Core) -> tuple[Budget[Any], ...]:
     """The budgets that work submitted here and now takes its share of."""
     scope = SCOPE.get()
-    scope = None if scope is None else scope.find(core)
+    scope = None if scope is None else scope._find(core)
     return () if scope is None else scope.budgets
 
 

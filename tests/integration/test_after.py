@@ -10,19 +10,12 @@ import anyio
 import numpy as np
 import pytest
 import trio
+from support import turns, virtual
 
 import streamflow as sf
 
-from .conftest import Opener, _trio
-
-VIRTUAL = Opener("sim", "virtual")
 KINDS = ["anyio", "event", "native", "pool"]
 EVENTS = ("event", "trio")
-
-
-async def turns(num=10):
-    for _ in range(num):
-        await anyio.lowlevel.checkpoint()
 
 
 class Promise:
@@ -61,13 +54,13 @@ class Promise:
 @pytest.fixture(params=KINDS)
 def kind(request, run):
     if request.param == "native":
-        return "trio" if run is _trio else "asyncio"
+        return "trio" if run.__name__ == "_trio" else "asyncio"
     return request.param
 
 
 def test_an_op_after_a_future_goes_when_it_is_resolved(run, kind, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             x, stream = dev.zeros(4, np.float32), dev.stream()
             promise = Promise(kind)
             ops = [
@@ -88,7 +81,7 @@ def test_an_op_after_a_future_goes_when_it_is_resolved(run, kind, add_one):
 
 def test_a_future_that_is_resolved_already_is_no_wait(run, kind, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             promise = Promise(kind)
             promise.resolve()
             await dev.launch(add_one, dev.zeros(4, np.float32), 4, after=promise.future)
@@ -101,7 +94,7 @@ def test_a_failed_future_fails_what_waits_and_surfaces_once(run, kind, add_one):
         return
 
     async def main():
-        dev = VIRTUAL()
+        dev = virtual()
         with pytest.raises(ExceptionGroup) as caught:
             async with dev:
                 x, y = dev.zeros(4, np.float32), dev.zeros(4, np.float32)
@@ -124,7 +117,7 @@ def test_a_cancelled_future_cancels_what_waits(run, kind, add_one):
         return
 
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             promise = Promise(kind)
             op = dev.launch(add_one, dev.zeros(4, np.float32), 4, after=promise.future)
             promise.future.cancel()
@@ -136,7 +129,7 @@ def test_a_cancelled_future_cancels_what_waits(run, kind, add_one):
 
 def test_cancelling_a_parked_op_forgets_its_future(run, kind, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             promise = Promise(kind)
             op = dev.launch(add_one, dev.zeros(4, np.float32), 4, after=promise.future)
             assert op.cancel()
@@ -156,7 +149,7 @@ def test_c26_an_op_scheduled_before_its_dependency_waits_until_that_exists(run, 
         return
 
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             x, y = dev.zeros(4, np.float32), dev.zeros(4, np.float32)
             stream = dev.stream()
             promise = Promise(kind)
@@ -181,7 +174,7 @@ def test_c26_a_cycle_is_refused_with_the_path(run, kind, add_one, on_stream):
         return
 
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             x, y = dev.zeros(4, np.float32), dev.zeros(4, np.float32)
             await sf.gather(x.ready, y.ready)
             stream = dev.stream("only") if on_stream else None
@@ -206,7 +199,7 @@ def test_c26_a_cycle_is_refused_with_the_path(run, kind, add_one, on_stream):
 
 def test_after_takes_the_tasks_of_anyio(run, add_one):
     async def main():
-        async with VIRTUAL() as dev, anyio.create_task_group() as group:
+        async with virtual() as dev, anyio.create_task_group() as group:
             x = dev.zeros(4, np.float32)
 
             async def prepare():
@@ -223,7 +216,7 @@ def test_after_takes_the_tasks_of_anyio(run, add_one):
 @pytest.mark.parametrize("bad", [3, "x", threading.Event(), object(), np.zeros(3), print])
 def test_after_refuses_what_is_nothing_to_wait_for(run, add_one, bad):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             x = dev.zeros(4, np.float32)
             for call in (
                 lambda: dev.launch(add_one, x, 4, after=[bad]),
@@ -243,7 +236,7 @@ def test_after_refuses_a_future_of_another_loop(add_one):
     async def main():
         other = asyncio.new_event_loop()
         try:
-            async with VIRTUAL() as dev:
+            async with virtual() as dev:
                 with pytest.raises(ValueError, match="another event loop"):
                     dev.host(print, after=other.create_future())
         finally:

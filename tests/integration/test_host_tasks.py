@@ -9,12 +9,9 @@ from functools import partial
 import anyio
 import numpy as np
 import pytest
+from support import virtual
 
 import streamflow as sf
-
-from .conftest import Opener
-
-VIRTUAL = Opener("sim", "virtual")
 
 
 def test_a_host_task_gets_ndarrays_and_its_result_feeds_later_ops(run, open_device, add_one):
@@ -40,7 +37,7 @@ def test_a_host_task_runs_on_a_worker_thread_after_its_inputs_in_the_callers_con
     variable = contextvars.ContextVar("variable", default="nobody")
 
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             variable.set("caller")
             stream, x = dev.stream(), dev.zeros(4, np.float32)
             gate = dev.sim.gate(stream)
@@ -66,7 +63,7 @@ def test_a_host_task_runs_on_a_worker_thread_after_its_inputs_in_the_callers_con
 
 def test_what_follows_a_host_task_waits_for_it(run, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             y, order = dev.zeros(4, np.float32), []
             op = dev.host(order.append, "host")
             kernel = dev.launch(add_one, y, 4, after=op)
@@ -109,7 +106,7 @@ def test_an_error_of_a_host_task_is_the_ops_and_says_where_it_was_raised(run, is
         fails()
 
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             op = dev.host(fails_async if is_async else fails)
             after = dev.host(int, op)
             with pytest.raises(KeyError, match="mine") as caught:
@@ -177,7 +174,7 @@ def test_host_tasks_take_turns_between_scopes(run):
 
 def test_bad_host_tasks_are_refused_at_once(run):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             x = dev.zeros(4)
             for bad in (None, 3, "print", x):
                 with pytest.raises(TypeError, match="takes a function to call"):
@@ -194,7 +191,7 @@ def test_bad_host_tasks_are_refused_at_once(run):
 
 def test_a_host_copy_between_ndarrays_is_a_host_task(run):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             a, b = np.arange(5.0), np.zeros(5)
             assert (await dev.copy(b, a)) is b
             assert (b == a).all()

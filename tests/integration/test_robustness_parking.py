@@ -3,7 +3,6 @@
 import anyio
 import anyio.lowlevel
 import numpy as np
-import pytest
 
 import streamflow as sf
 

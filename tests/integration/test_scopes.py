@@ -7,25 +7,9 @@ import asyncio
 import anyio
 import numpy as np
 import pytest
+from support import native, turns, until, virtual
 
 import streamflow as sf
-
-from .conftest import Opener, _asyncio, _uvloop
-
-VIRTUAL = Opener("sim", "virtual")
-native = pytest.mark.parametrize("run", [_asyncio, _uvloop], ids=["asyncio", "uvloop"])
-
-
-async def turns(num=10):
-    for _ in range(num):
-        await anyio.lowlevel.checkpoint()
-
-
-async def until(ready):
-    with anyio.fail_after(20):
-        while not ready():
-            await anyio.lowlevel.checkpoint()
-
 
 # -- lifetimes ------------------------------------------------------------------------------
 
@@ -40,7 +24,7 @@ def test_everything_submitted_inside_has_ended_when_a_scope_is_left(run, open_de
                 await turns(3)
                 ops.append(dev.launch(add_one, x, x.size))
 
-            async with anyio.create_task_group() as group:
+            async with anyio.create_task_group() as group:  # noqa: SIM117
                 async with dev.scope(name="work") as scope:
                     ops = [dev.launch(add_one, x, x.size), dev.put(big, out=x).ready]
                     ops += [dev.host(np.sum, x), dev.get(x), dev.zeros(4).ready]
@@ -56,7 +40,7 @@ def test_everything_submitted_inside_has_ended_when_a_scope_is_left(run, open_de
 
 def test_a_scope_waits_for_its_own_ops_only(run, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             stream, x, y = dev.stream(), dev.zeros(4, np.float32), dev.zeros(4, np.float32)
             gate = dev.sim.gate(stream)
             outside = dev.launch(add_one, x, 4, stream=stream)
@@ -74,7 +58,7 @@ def test_a_scope_waits_for_its_own_ops_only(run, add_one):
 
 def test_scopes_nest_and_belong_to_their_device_and_task(run, add_one):
     async def main():
-        async with VIRTUAL(0) as one, VIRTUAL(1) as two:
+        async with virtual(0) as one, virtual(1) as two:
             x, y = one.zeros(4, np.float32), two.zeros(4, np.float32)
             async with one.scope(name="outer") as outer:
                 async with two.scope(name="other") as other:
@@ -94,7 +78,7 @@ def test_scopes_nest_and_belong_to_their_device_and_task(run, add_one):
 
 def test_work_of_a_child_task_that_outlives_the_scope_belongs_around_it(run, add_one):
     async def main():
-        async with VIRTUAL() as dev, anyio.create_task_group() as group:
+        async with virtual() as dev, anyio.create_task_group() as group:
             x, go, ops = dev.zeros(4, np.float32), anyio.Event(), []
 
             async def child():
@@ -115,7 +99,7 @@ def test_work_of_a_child_task_that_outlives_the_scope_belongs_around_it(run, add
 
 def test_a_scope_held_by_a_suspended_generator_goes_in_any_order(run, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             x = dev.zeros(4, np.float32)
 
             async def generator():
@@ -144,7 +128,7 @@ def test_a_scope_held_by_a_suspended_generator_goes_in_any_order(run, add_one):
 
 def test_a_failure_drops_the_parked_rest_and_surfaces_as_a_group_with_its_cause(run, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             x, y, never = dev.zeros(4, np.float32), dev.zeros(4, np.float32), anyio.Event()
             cause = RuntimeError("cause")
 
@@ -172,7 +156,7 @@ def test_a_failure_drops_the_parked_rest_and_surfaces_as_a_group_with_its_cause(
 
 def test_an_error_of_the_body_goes_on_alone_or_joined_by_failures_nobody_saw(run, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             x, never = dev.zeros(4, np.float32), anyio.Event()
             with pytest.raises(KeyError, match="body"):
                 async with dev.scope():
@@ -196,12 +180,11 @@ def test_an_error_of_the_body_goes_on_alone_or_joined_by_failures_nobody_saw(run
 
 def test_a_failure_that_was_seen_does_not_surface_again(run):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             async with dev.scope():
                 ops = [dev.host(lambda: 1 / 0), dev.host(int, 4)]
-                results = []
-                async for op in sf.as_completed(ops):
-                    results.append(op.exception() or op.result())
+                ended = [op async for op in sf.as_completed(ops)]
+                results = [op.exception() or op.result() for op in ended]
             assert {type(result) for result in results} == {ZeroDivisionError, int}
 
     run(main)
@@ -209,7 +192,7 @@ def test_a_failure_that_was_seen_does_not_surface_again(run):
 
 def test_a_device_lost_in_a_scope_surfaces_bare_and_once(run, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             x = dev.zeros(4, np.float32)
             dev.sim.fail("launch")
             with pytest.raises(sf.DeviceLost) as caught:
@@ -226,7 +209,7 @@ def test_a_device_lost_in_a_scope_surfaces_bare_and_once(run, add_one):
 
 def test_a_cancelled_scope_drops_what_is_parked_and_drains_what_was_submitted(run, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             x, y, stream = dev.zeros(4, np.float32), dev.zeros(4, np.float32), dev.stream()
             never, ops = anyio.Event(), []
             gate = dev.sim.gate(stream)
@@ -256,7 +239,7 @@ def test_a_cancelled_scope_drops_what_is_parked_and_drains_what_was_submitted(ru
 @pytest.mark.parametrize("when", ["in the body", "while draining"])
 def test_a_native_cancellation_is_raised_bare_with_failures_as_notes(run, add_one, when):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             x, stream, ops = dev.zeros(4, np.float32), dev.stream(), []
             gate = dev.sim.gate(stream)
 
@@ -289,7 +272,7 @@ def test_a_native_cancellation_is_raised_bare_with_failures_as_notes(run, add_on
 
 def test_the_drain_of_a_cancelled_scope_is_bounded_and_the_rest_is_the_devices(run, add_one):
     async def main():
-        dev = VIRTUAL(close_timeout_s=0.05)
+        dev = virtual(close_timeout_s=0.05)
         with pytest.raises(sf.DeadlineExceeded, match="add_one") as caught:
             async with dev:
                 x, stream = dev.zeros(4, np.float32), dev.stream()
@@ -309,7 +292,7 @@ def test_the_drain_of_a_cancelled_scope_is_bounded_and_the_rest_is_the_devices(r
 
 def test_staging_stops_between_chunks_and_marks_its_destination_failed(run):
     async def main():
-        async with VIRTUAL(staging_threads=1, staging_in_nbytes=1 << 16) as dev:
+        async with virtual(staging_threads=1, staging_in_nbytes=1 << 16) as dev:
             source = np.ones(1 << 22, np.float32)
             with anyio.CancelScope() as cancel_scope:
                 async with dev.scope():
@@ -332,7 +315,7 @@ def test_staging_stops_between_chunks_and_marks_its_destination_failed(run):
 
 def test_a_cancelled_scope_cancels_its_coroutines_and_lets_threads_end(run):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             with anyio.CancelScope() as cancel_scope:
                 async with dev.scope():
                     op = dev.host(anyio.sleep_forever)
@@ -351,7 +334,7 @@ def test_a_cancelled_scope_cancels_its_coroutines_and_lets_threads_end(run):
 
 def test_a_deadline_cuts_a_stalled_body_and_says_what_had_not_ended(run, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             x, stream = dev.zeros(4, np.float32), dev.stream("stuck")
             gate = dev.sim.gate(stream)
             with pytest.raises(sf.DeadlineExceeded, match="scope 'late'") as caught:
@@ -378,7 +361,7 @@ def test_a_deadline_cuts_a_stalled_body_and_says_what_had_not_ended(run, add_one
 
 def test_a_deadline_bounds_the_drain_too(run, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             x, stream = dev.zeros(4, np.float32), dev.stream()
             gate = dev.sim.gate(stream)
             with pytest.raises(sf.DeadlineExceeded):
@@ -392,7 +375,7 @@ def test_a_deadline_bounds_the_drain_too(run, add_one):
 
 def test_a_deadline_that_is_kept_costs_nothing(run, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             async with dev.scope(deadline=1e-3):
                 await dev.launch(add_one, dev.zeros(4, np.float32), 4)
             assert dev.sim.clock.now_s < 1e-3
@@ -403,7 +386,7 @@ def test_a_deadline_that_is_kept_costs_nothing(run, add_one):
 
 def test_a_deadline_waits_for_a_write_into_the_callers_memory(run, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             x, stream, out = dev.zeros(1 << 14, np.float32), dev.stream(), np.ones(1 << 14, "f4")
             await x
             gate = dev.sim.gate(stream)
@@ -436,13 +419,12 @@ def test_a_limit_bounds_the_bytes_in_flight_and_everybody_gets_a_turn(run, open_
     async def main():
         async with open_device() as dev:
             arrays = [dev.zeros(1 << 10, np.float32) for _ in range(12)]
-            seen = []
             async with dev.scope(limit="8KiB") as scope:
                 ops = [dev.launch(add_one, a, a.size) for a in arrays]
                 puts = [dev.put(np.ones(1 << 10, np.float32)) for _ in range(4)]
                 assert sum(op.state is sf.OpState.PARKED for op in ops) >= 9
-                async for _ in sf.as_completed([*ops, *(p.ready for p in puts)]):
-                    seen.append(scope.in_flight_nbytes)
+                every = sf.as_completed([*ops, *(p.ready for p in puts)])
+                seen = [scope.in_flight_nbytes async for _ in every]
             assert len(seen) == 16
             assert max(seen) <= 8192
             assert scope.in_flight_nbytes == 0
@@ -454,7 +436,7 @@ def test_a_limit_bounds_the_bytes_in_flight_and_everybody_gets_a_turn(run, open_
 
 def test_a_staged_put_is_admitted_before_it_is_staged(run):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             source = np.ones(1 << 18, np.float32)
             async with dev.scope(limit=source.nbytes):
                 puts = [dev.put(source) for _ in range(3)]
@@ -470,7 +452,7 @@ def test_a_staged_put_is_admitted_before_it_is_staged(run):
 
 def test_one_op_above_the_limit_fails_at_once_and_a_waiting_one_can_be_cancelled(run, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             small, large = dev.zeros(256, np.float32), dev.zeros(2048, np.float32)
             others = [dev.zeros(256, np.float32) for _ in range(2)]
             stream = dev.stream()
@@ -497,7 +479,7 @@ def test_one_op_above_the_limit_fails_at_once_and_a_waiting_one_can_be_cancelled
 
 def test_limits_of_nested_scopes_both_hold(run, add_one):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             arrays = [dev.zeros(256, np.float32) for _ in range(8)]
             async with dev.scope(limit=2048) as outer, dev.scope(limit=1024) as inner:
                 ops = [dev.launch(add_one, a, a.size) for a in arrays]
@@ -513,7 +495,7 @@ def test_limits_of_nested_scopes_both_hold(run, add_one):
 @pytest.mark.parametrize("limit", ["", "many", "2 gigs", "-1GiB", "0", 0, -5, "1e400GB", "nanGB"])
 def test_a_bad_limit_is_refused(run, limit):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             with pytest.raises(ValueError, match="limit"):
                 dev.scope(limit=limit)
 
@@ -523,7 +505,7 @@ def test_a_bad_limit_is_refused(run, limit):
 @pytest.mark.parametrize("deadline", [-1, 0, float("nan"), -float("inf")])
 def test_a_bad_deadline_is_refused(run, deadline):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             with pytest.raises(ValueError, match="deadline"):
                 dev.scope(deadline=deadline)
 
@@ -532,7 +514,7 @@ def test_a_bad_deadline_is_refused(run, deadline):
 
 def test_values_of_another_type_and_a_second_entry_are_refused(run):
     async def main():
-        async with VIRTUAL() as dev:
+        async with virtual() as dev:
             for bad in (2.5, True, b"2GiB", [1]):
                 with pytest.raises(TypeError, match="limit"):
                     dev.scope(limit=bad)

@@ -1,0 +1,393 @@
+"""The verbs that submit work: what ``dev.put``, ``dev.launch`` and the others promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from streamflow.runtime.array import DeviceArray, checked_dtype, checked_shape
+from streamflow.runtime.core import Core
+from streamflow.runtime.foreign import Arrays, call
+from streamflow.runtime.kernel import Kernel
+from streamflow.runtime.launch import Launcher
+from streamflow.runtime.op import Op
+from streamflow.runtime.stream import ENTERED, Stream, explicit_line
+from streamflow.runtime.transfers import Transfers, fill_pattern
+from streamflow.scheduler.placement import least_loaded
+
+__all__ = ["Submit"]
+
+T = TypeVar("T")
+
+
+class Submit:
+    """Allocate, fill, copy, launch, call: plain functions that return at once (rule R1).
+
+    ``Device`` is this and a life of its own: it sets the three attributes when entered.
+    """
+
+    _transfers: Transfers
+    _launcher: Launcher
+
+    @property
+    def _core(self) -> Core:
+        raise NotImplementedError
+
+    # -- memory ----------------------------------------------------------------------------
+
+    def empty(
+        self, shape: Any, dtype: Any = np.float64, *, stream: Stream | None = None
+    ) -> DeviceArray:
+        """An uninitialised array.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+        dtype : dtype-like
+            Of fixed size: boolean, integer, floating, complex or structured.
+        stream : Stream, optional
+            Default: the current stream, else the least loaded compute lane.
+
+        Ordering
+        --------
+        Allocated in stream order; a use elsewhere comes after it (rule R5). Never waits.
+
+        Raises
+        ------
+        OutOfDeviceMemory
+            After giving back what can be given back without waiting.
+        """
+        core = self._core
+        if core.needs_check or core.shell.current() is not core.shell.key:
+            core.check_open()
+        checked = checked_dtype(dtype)
+        dims, size = checked_shape(shape, checked.itemsize)
+        core.check_budgets(size * checked.itemsize, "empty")
+        line = explicit_line(core, stream) if stream is not None or ENTERED.get() else None
+        if line is None:
+            placement = core.placement
+            if placement is None:
+                line = least_loaded(core.compute)
+            else:
+                line = placement.pick("empty", "empty", ())
+        return core.memory.array(dims, size, checked, line)
+
+    def zeros(
+        self, shape: Any, dtype: Any = np.float64, *, stream: Stream | None = None
+    ) -> DeviceArray:
+        """:meth:`full` of zeros. Parameters and errors are those of :meth:`empty`."""
+        return self.full(shape, 0, dtype, stream=stream)
+
+    def full(
+        self, shape: Any, value: Any, dtype: Any = np.float64, *, stream: Stream | None = None
+    ) -> DeviceArray:
+        """:meth:`empty`, then :meth:`fill` with ``value`` on the same stream.
+
+        Parameters
+        ----------
+        shape, dtype, stream
+            As for :meth:`empty`, and so are the order and the errors.
+        value : scalar
+            As for :meth:`fill`; refused before anything is allocated.
+        """
+        fill_pattern(value, checked_dtype(dtype))  # refuse before anything is allocated
+        array = self.empty(shape, dtype, stream=stream)
+        self._transfers.fill(array, value, stream, array.allocation.ticket.timeline)
+        return array
+
+    def fill(self, array: DeviceArray, value: Any, *, stream: Stream | None = None) -> Op[None]:
+        """Write ``value`` to every element.
+
+        Parameters
+        ----------
+        array : DeviceArray
+        value : scalar
+            One that the array's dtype can hold.
+        stream : Stream, optional
+            Default: the current stream, else a compute lane.
+
+        Ordering
+        --------
+        After every earlier use of ``array``; later uses come after it.
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            ``value`` is not a scalar that the dtype can hold.
+        """
+        self._core.check_open()
+        return self._transfers.fill(array, value, stream)
+
+    # -- copies ------------------------------------------------------------------------------
+
+    def put(
+        self,
+        source: Any,
+        *,
+        out: DeviceArray | None = None,
+        stream: Stream | None = None,
+        after: Any = (),
+    ) -> DeviceArray:
+        """Copy host data to the device.
+
+        Parameters
+        ----------
+        source : array-like
+            Any layout; copied in C order. Up to 64 KiB it is read before this returns;
+            larger, it must not change until ``await array.staged``.
+        out : DeviceArray, optional
+            Of the same shape and dtype; default: a new array.
+        stream : Stream, optional
+            Default: the current stream, else the lane ``h2d``.
+        after : Op, DeviceArray, future or a sequence of these
+            What else this comes after. A future is one of anyio (or its ``Event`` or
+            ``TaskHandle``), asyncio or a thread pool; if its result is an op or an array,
+            this comes after that, too.
+
+        Ordering
+        --------
+        After every earlier use of ``out``. Later uses of the result come after it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A dtype that is not plain bytes, or an ``out`` that does not match.
+        OutOfDeviceMemory
+            No room for a new array.
+        """
+        self._core.check_open()
+        return self._transfers.put(source, out, stream, after)[0]
+
+    def get(
+        self,
+        array: DeviceArray,
+        *,
+        out: Any = None,
+        stream: Stream | None = None,
+        after: Any = (),
+    ) -> Op[Any]:
+        """Copy an array to the host.
+
+        Parameters
+        ----------
+        array : DeviceArray
+        out : ndarray, optional
+            Of the same shape and dtype, any layout; only its own elements are written.
+            Default: a new ndarray that *is* the pinned block the copy wrote; the block
+            returns to its pool when the ndarray is collected.
+        stream, after
+            As in :meth:`put`; the default lane is ``d2h``.
+
+        Returns
+        -------
+        Op of ndarray
+
+        Ordering
+        --------
+        After the last write of ``array``; later writes come after it.
+        """
+        self._core.check_open()
+        return self._transfers.get(array, out, stream, after)
+
+    def copy(self, dst: Any, src: Any, *, stream: Stream | None = None, after: Any = ()) -> Op[Any]:
+        """Copy ``src`` to ``dst``, each an array of this device, of another one, or an ndarray.
+
+        Parameters
+        ----------
+        dst, src : DeviceArray or ndarray
+            Of one shape and dtype. Where ``src`` is on the host, as in :meth:`put`; where
+            ``dst`` is, as in :meth:`get`.
+        stream, after
+            As in :meth:`put`; the default lane is that of the copy's direction, and a
+            compute lane within a device and between two.
+
+        Ordering
+        --------
+        After the last write of ``src`` and every use of ``dst``, on both devices.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Shapes or dtypes differ, or neither is of this device.
+        """
+        self._core.check_open()
+        return self._transfers.copy(dst, src, stream, after)
+
+    # -- kernels -------------------------------------------------------------------------------
+
+    def launch(
+        self,
+        kernel: Kernel,
+        *args: Any,
+        grid: Any = None,
+        block: Any = None,
+        shared_bytes: int = 0,
+        stream: Stream | None = None,
+        after: Any = (),
+        name: str | None = None,
+    ) -> Op[None]:
+        """Run a kernel.
+
+        Parameters
+        ----------
+        kernel : Kernel
+        *args
+            One per parameter: a :class:`DeviceArray` for a pointer, a scalar otherwise.
+        grid, block : int or tuple of int, optional
+            Blocks and threads per block. Default: one thread for each element of the
+            largest array, ``settings.block`` threads per block.
+        shared_bytes : int
+            Dynamic shared memory per block.
+        stream : Stream, optional
+            Default: the current stream, else a compute lane.
+        after : Op, DeviceArray, future or a sequence of these
+            What else this comes after. A future is one of anyio (or its ``Event`` or
+            ``TaskHandle``), asyncio or a thread pool; if its result is an op or an array,
+            this comes after that, too.
+        name : str, optional
+            For errors and traces; default: the kernel's name.
+
+        Ordering
+        --------
+        After the last write of every array it reads, and every use of those it writes,
+        as the signature and ``access=`` say.
+
+        Raises
+        ------
+        TypeError, ValueError, OverflowError
+            Arguments or geometry that do not fit, before anything is submitted.
+        LaunchFailed
+            On the simulator: the kernel has no reference body.
+        """
+        self._core  # noqa: B018  (raises before the device is entered, which replaces this method)
+        return self._launcher.launch(
+            kernel,
+            *args,
+            grid=grid,
+            block=block,
+            shared_bytes=shared_bytes,
+            stream=stream,
+            after=after,
+            name=name,
+        )
+
+    def call(
+        self,
+        fn: Callable[..., T],
+        *args: Any,
+        reads: Arrays | None = None,
+        writes: Arrays | None = None,
+        stream: Stream | None = None,
+        after: Any = (),
+        name: str | None = None,
+    ) -> Op[T]:
+        """Run GPU code of another library as an op.
+
+        Parameters
+        ----------
+        fn : callable
+            Called as ``fn(stream, *args)``, with a :class:`CallStream` to submit to. On
+            CUDA that is on the loop's thread, when the op is submitted: it must not block,
+            and the device's own methods raise meanwhile. On the simulator it *is* the
+            work, as a kernel is: it runs once, when the device comes to it.
+        *args
+            Any values. A :class:`DeviceArray` arrives as it is on CUDA, where it offers
+            ``__cuda_array_interface__``, and on the simulator as an ndarray over its
+            memory, read-only if only read. Inside a list or the like it isn't noticed.
+        reads, writes : DeviceArray or sequence of them, optional
+            What ``fn`` uses, also through a closure. By default every array among ``args``
+            is read and written. Given ``writes`` alone, the others are read; given
+            ``reads`` alone, the others are written. What is in both is written.
+        stream : Stream, optional
+            Default: the current stream, else a compute lane.
+        after
+            As in :meth:`put`.
+        name : str, optional
+            For errors and traces; default: the function's name.
+
+        Returns
+        -------
+        Op
+            With what ``fn`` returned; on the simulator, ndarrays in it (also in lists,
+            tuples and dicts) that lie in device memory are copied.
+
+        Ordering
+        --------
+        After the last write of every array it reads, and every use of those it writes; it
+        ends when all that ``fn`` submitted has ended. A write never counts as a full
+        overwrite. In the stream's window it counts as 16 driver calls (rule R7).
+
+        An exception of ``fn`` fails this op only, with a note of where it was raised. What
+        ``fn`` had submitted stays ordered. On the simulator the failure shows when the op
+        runs: ops submitted later that need its result fail with ``UpstreamFailed``, those
+        submitted before run.
+
+        Raises
+        ------
+        TypeError
+            ``fn`` is no function or a coroutine function, or ``reads`` or ``writes`` holds
+            something else than arrays.
+        ValueError
+            An array of another device; with ``reads`` and ``writes``, one in neither.
+        Closed
+            An array was freed.
+        """
+        core = self._core
+        core.check_open()
+        return call(core, fn, args, reads, writes, stream, after, name)
+
+    # -- work on the host ------------------------------------------------------------------------
+
+    def host(
+        self, function: Callable[..., Any], *args: Any, after: Any = (), name: str | None = None
+    ) -> Op[Any]:
+        """Run ``function(*args)`` in the graph: on a worker thread, or on the loop if async.
+
+        Parameters
+        ----------
+        function : callable
+            A coroutine function runs as a task of the event loop, in the caller's context.
+        *args
+            A :class:`DeviceArray` arrives as an ndarray of its contents, an :class:`Op` as
+            its result; everything else as it is.
+        after : Op, DeviceArray, future or a sequence of these
+            As in :meth:`put`.
+        name : str, optional
+            For errors and traces; default: the function's own.
+
+        Returns
+        -------
+        Op
+            Of what the function returns. It may be an argument of later host tasks, a
+            scalar of a later launch, or stand in ``after=``.
+
+        Ordering
+        --------
+        Starts once everything it comes after has ended; at most ``settings.host_workers``
+        at a time, taking turns between scopes. Until then it can be cancelled.
+
+        Raises
+        ------
+        TypeError
+            ``function`` is not callable.
+        """
+        core = self._core
+        core.check_open()
+        if not callable(function):
+            raise TypeError(f"host takes a function to call, found {function!r}")
+        first = core.after(after)
+        for arg in args:
+            if isinstance(arg, DeviceArray):
+                self._transfers.check_array(arg)
+            elif isinstance(arg, Op):
+                core.tickets_of(arg)
+        label = getattr(function, "__name__", None) if name is None else name
+        op: Op[Any] = Op(core, "host", label)
+        values = [
+            self._transfers.get(arg, None, None, ()) if isinstance(arg, DeviceArray) else arg
+            for arg in args
+        ]
+        core.host.submit(op, function, values, first)
+        return op
