@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from operator import index as as_index
+from threading import Lock
 from types import MappingProxyType, TracebackType
 from typing import Any
 
@@ -24,10 +25,13 @@ from streamflow.runtime.closing import close, drain, raise_failures
 from streamflow.runtime.core import Core
 from streamflow.runtime.kernel import Kernel
 from streamflow.runtime.launch import Launcher
+from streamflow.runtime.live import LiveArrays
 from streamflow.runtime.op import Op
 from streamflow.runtime.opening import Opening
+from streamflow.runtime.registry import add_open
 from streamflow.runtime.stream import ENTERED, Lane, Stream, explicit_line
 from streamflow.runtime.transfers import Transfers, fill_pattern
+from streamflow.scheduler.guards import is_forked, note_entering
 from streamflow.scheduler.loops import current_shell
 from streamflow.scheduler.placement import least_loaded
 from streamflow.trace.model import Trace
@@ -83,7 +87,7 @@ class Device:
             raise ValueError(f"a device index is not negative, found {index}")
         self.settings = Settings.from_environment() if settings is None else settings
         self._wanted = self.settings.backend if backend == "auto" else backend
-        self._is_entered = False
+        self._entered = Lock()  # two threads may try at once
         self._name: str | None = None
         self._why: str | None = None
         self._core_or_none: Core | None = None
@@ -91,9 +95,9 @@ class Device:
     # -- life ------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Device:
-        if self._is_entered:
+        note_entering()
+        if not self._entered.acquire(blocking=False):
             raise RuntimeError("a Device is entered once: make another one")
-        self._is_entered = True
         shell = current_shell()
         in_thread = anyio.to_thread.run_sync
         name, self._why = await in_thread(choose_backend, self._wanted)
@@ -114,6 +118,7 @@ class Device:
         self._name = name
         core.backend.set_current()
         core.poller.open()
+        add_open(core)
         self._build(core)
         return self
 
@@ -136,9 +141,11 @@ class Device:
         traceback: TracebackType | None,
     ) -> None:
         core = self._core
-        core.check_here()
+        if error is None or not is_forked():  # a fork that ends by an error ends by that one
+            core.check_here()
         if core.is_closing:
             return
+        live = LiveArrays.of(core)
         is_drained = await close(core)
         if error is not None:
             return  # the body's own error comes first
@@ -147,7 +154,10 @@ class Device:
                 f"device {self.index} was left with work that did not end within "
                 f"close_timeout_s={self.settings.close_timeout_s}"
             )
-        if core.lost is None or not core.is_loss_seen:
+        if core.lost is None:
+            raise_failures(core)
+            live.warn(stacklevel=3)  # last: as an error it leaves nothing half closed
+        elif not core.is_loss_seen:
             raise_failures(core)
 
     @property
@@ -155,6 +165,12 @@ class Device:
         core = self._core_or_none
         if core is None:
             raise Closed("enter the device first: `async with Device(...) as dev`")
+        return core
+
+    @property
+    def _here(self) -> Core:
+        core = self._core
+        core.check_here()
         return core
 
     # -- memory ----------------------------------------------------------------------------
@@ -414,7 +430,7 @@ class Device:
     @property
     def lanes(self) -> Mapping[str, Lane]:
         """The streams that the runtime picks: ``h2d``, ``d2h``, ``free``, ``compute0``, ..."""
-        self._core  # noqa: B018  (raises before the device is entered)
+        self._here  # noqa: B018
         return self._lanes
 
     async def synchronize(self) -> None:
@@ -427,8 +443,7 @@ class Device:
         ExceptionGroup
             Ops failed and nobody asked for their results (rule R9).
         """
-        core = self._core
-        core.check_here()
+        core = self._here
         if core.lost is None:
             await drain(core)
         raise_failures(core)
@@ -440,6 +455,7 @@ class Device:
 
         Device times are known once the ops have ended: await them inside the block.
         """
+        self._core.check_open()
         return self._trace()
 
     @contextmanager
@@ -473,7 +489,7 @@ class Device:
     @property
     def memory(self) -> PoolInfo:
         """The device's own pool, in bytes."""
-        core = self._core
+        core = self._here
         if core.is_closed:
             raise Closed(f"device {self.index} is closed")
         return core.backend.pool_info(core.memory.pool)
@@ -481,7 +497,7 @@ class Device:
     @property
     def pinned(self) -> PinnedPool:
         """The pool of page-locked host memory."""
-        return self._core.pinned
+        return self._here.pinned
 
     @property
     def is_healthy(self) -> bool:
@@ -497,14 +513,14 @@ class Device:
         AttributeError
             The device is not simulated.
         """
-        self._core  # noqa: B018
+        self._here  # noqa: B018
         if self._controls is None:
             raise AttributeError(f"dev.sim exists on the simulator only; this is {self._name!r}")
         return self._controls
 
     def stats(self) -> DeviceStats:
         """Counters; makes no query of the device's streams."""
-        core = self._core
+        core = self._here
         return DeviceStats(
             num_submitted=core.num_submitted,
             num_finished=core.num_finished,
@@ -516,9 +532,9 @@ class Device:
 
     def live(self) -> dict[str, int]:
         """How many handles the device holds, by kind."""
-        core = self._core
+        core = self._here
         counts: Counter[str] = Counter()
-        counts["array"] = len(self._core.memory.live)
+        counts["array"] = len(core.memory.live)
         counts["pinned block"] = core.pinned.num_live
         counts["stream"] = sum(line.is_ordered and line.stream is not None for line in core.lines)
         counts["op"] = len(core.pending_ops()) + sum(len(line.inflight) for line in core.lines)
@@ -526,7 +542,7 @@ class Device:
 
     def report(self) -> str:
         """The oldest unfinished op of every stream, and what is parked, as text."""
-        core = self._core
+        core = self._here
         health = "healthy" if core.lost is None else f"lost: {core.lost}"
         rows = [f"device {self.index} ({self._name}), {health}"]
         rows += [

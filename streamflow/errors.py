@@ -12,6 +12,7 @@
     ├── UpstreamFailed       (RuntimeError)   an op whose input was never made right
     ├── OpCancelled          (CancelledError) the op was removed before it was submitted
     ├── WrongThread          (RuntimeError)   not the thread and loop that own the device
+    ├── ForkedProcess        (RuntimeError)   a fork of a process that had entered a device
     └── Closed               (ValueError)     use of a closed device, closed stream or freed array
 
 Bad arguments raise plain ``TypeError``, ``ValueError``, ``IndexError`` and
@@ -29,6 +30,7 @@ __all__ = [
     "CompileFailed",
     "DeviceError",
     "DeviceLost",
+    "ForkedProcess",
     "LaunchFailed",
     "OpCancelled",
     "OutOfDeviceMemory",
@@ -98,6 +100,10 @@ class OpCancelled(StreamflowError, CancelledError):
 
 class WrongThread(StreamflowError, RuntimeError):
     """A public call from a thread or event loop other than the device's own (rule R11)."""
+
+
+class ForkedProcess(StreamflowError, RuntimeError):
+    """Use of streamflow in a fork of a process that had entered a device (rule R12)."""
 
 
 class Closed(StreamflowError, ValueError):

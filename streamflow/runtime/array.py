@@ -106,6 +106,7 @@ class DeviceArray:
     @property
     def ready(self) -> Op[Any]:
         """The latest write of this memory, through whichever array."""
+        self._core.check_here()
         region = self._region
         writes = (region.last_write, *(other.last_write for other in region.overlapping))
         op = self._core.op_of(max(writes, key=lambda ticket: ticket.seq))
@@ -261,6 +262,7 @@ class DeviceArray:
         array is ordered against all of them. The first parts are one row longer where
         the rows don't divide evenly, as in ``numpy.array_split``.
         """
+        self._core.check_here()
         num_parts = index(num_parts)
         if not self.shape or num_parts < 1:
             raise ValueError(f"cannot split shape {self.shape} into {num_parts} parts")
@@ -279,6 +281,7 @@ class DeviceArray:
         return tuple(parts)
 
     def _over(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+        self._core.check_here()
         self.check_usable()
         view = DeviceArray(self._memory, self._region, address, shape, dtype, prod(shape))
         view._staged = self._staged

@@ -11,11 +11,12 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from streamflow.errors import Closed, DeviceLost
 from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.registry import take_open
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
-__all__ = ["close", "drain", "raise_failures"]
+__all__ = ["close", "drain", "give_back_blocking", "raise_failures"]
 
 _ENDED = (OpState.DONE, OpState.FAILED, OpState.CANCELLED)
 
@@ -124,27 +125,10 @@ async def close(core: Core) -> bool:
     wake, wait = core.shell.park()
     errors: list[Exception] = []
 
-    def give_back_blocking() -> None:
-        steps = [core.backend.close]
-        if was_drained and core.lost is None:
-            streams = [line.stream.close for line in core.lines if line.stream is not None]
-            events = [event.close for event in core.events]
-            steps = [core.staging.close_blocking, *streams, *events, core.memory.close, *steps]
-        if was_drained:
-            steps.insert(0, core.pinned.close_blocking)
-        for step in steps:
-            try:
-                step()
-            except Exception as error:
-                errors.append(error)
-        core.shell.call_soon_threadsafe(wake)
-
     def run_blocking() -> None:
-        try:
-            core.backend.set_current()
-        except Exception as error:
-            errors.append(error)
-        give_back_blocking()
+        if take_open(core):
+            errors.extend(give_back_blocking(core, was_drained))
+        core.shell.call_soon_threadsafe(wake)
 
     threading.Thread(target=run_blocking, name="streamflow-close", daemon=True).start()
     with _Timer(core, timeout_s, wake):
@@ -155,6 +139,27 @@ async def close(core: Core) -> bool:
     if errors and core.lost is None:
         raise core.backend.translate(errors[0], "closing the device")
     return was_drained
+
+
+def give_back_blocking(core: Core, was_drained: bool) -> list[Exception]:
+    """Close all that ``core`` holds, whatever of it fails. Worker threads only; claim it first.
+
+    Returns what failed. Where work was left behind, what it uses is kept (rule R6).
+    """
+    steps = [core.backend.close]
+    if was_drained and core.lost is None:
+        streams = [line.stream.close for line in core.lines if line.stream is not None]
+        events = [event.close for event in core.events]
+        steps = [core.staging.close_blocking, *streams, *events, core.memory.close, *steps]
+    if was_drained:
+        steps.insert(0, core.pinned.close_blocking)
+    errors: list[Exception] = []
+    for step in (core.backend.set_current, *steps):
+        try:
+            step()
+        except Exception as error:
+            errors.append(error)
+    return errors
 
 
 def _left_behind(core: Core) -> str:

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from threading import Thread
 from typing import Any
 
 from streamflow.backends.base import Backend
@@ -31,8 +32,9 @@ from streamflow.runtime.parking import Parking
 from streamflow.runtime.poller import Poller
 from streamflow.runtime.tracer import Tracer
 from streamflow.scheduler.completion import count_done
+from streamflow.scheduler.guards import check_process, guard
 from streamflow.scheduler.hazards import Region, add_unpassed
-from streamflow.scheduler.loops import Shell
+from streamflow.scheduler.loops import EndedShell, Shell
 from streamflow.scheduler.timeline import Ticket, Timeline
 from streamflow.scheduler.workers import Workers
 
@@ -96,6 +98,7 @@ class Core:
         self.compute = [self.make_timeline(f"compute{n}") for n in range(settings.compute_lanes)]
         self.h2d, self.d2h, self.free_lane = map(self.make_timeline, ("h2d", "d2h", "free"))
         self.memory = Memory(self)
+        guard(self)
 
     # -- checks ------------------------------------------------------------------------
 
@@ -106,6 +109,7 @@ class Core:
     def check_here(self) -> None:
         """Raise unless the caller runs on this device's loop."""
         if self.shell.current() is not self.shell.key:
+            check_process()
             raise WrongThread(
                 f"device {self.backend.index} belongs to the event loop that entered it; this "
                 "call came from another thread or loop. Open a Device of its own there"
@@ -121,6 +125,20 @@ class Core:
             raise DeviceLost(str(self.lost), suspects=self.lost.suspects) from self.lost
         self.needs_check = False
         self.drain_dropped()
+
+    # -- fork and exit (rule R12) ------------------------------------------------------------
+
+    def on_fork(self) -> None:
+        """Refuse every call, and let finalisers do nothing: the device is the parent's."""
+        self.shell = EndedShell(self.shell.key)
+        self.needs_check = self.is_closing = self.is_closed = True
+
+    def on_exit(self) -> list[Thread]:
+        """Have the threads end between two steps, and return them."""
+        self.staging.stop_all()
+        self.background.close()
+        self.stagers.close()
+        return [*self.poller.end(), *self.background.threads, *self.stagers.threads]
 
     # -- streams and events ----------------------------------------------------------------
 

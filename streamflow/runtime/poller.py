@@ -30,7 +30,7 @@ class Poller:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.completion = Completion(core.settings.spin_us * 1e-6)
-        self._backoff = Backoff(self.wake)
+        self._backoff = Backoff(self.wake, lambda: core.shell.is_over())
         self._is_scheduled = False
         self._seen_submitted = 0
 
@@ -49,6 +49,10 @@ class Poller:
     def wake(self) -> None:
         """Have a turn run soon. Any thread; nothing happens if the loop has ended."""
         self._core.shell.call_soon_threadsafe(self._turn_if_due)
+
+    def end(self) -> list[threading.Thread]:
+        """Have the helper thread end, and return it if there is one. Any thread."""
+        return self._backoff.end()
 
     def close(self) -> None:
         """Stop for good."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import anyio
 import anyio.lowlevel
 
-__all__ = ["AsyncioShell", "Shell", "TrioShell", "current_shell"]
+__all__ = ["AsyncioShell", "EndedShell", "Shell", "TrioShell", "current_shell"]
 
 
 class Shell(Protocol):
@@ -30,6 +30,9 @@ class Shell(Protocol):
 
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> bool:
         """Run ``callback`` in a later turn, from any thread. False if the loop has ended."""
+
+    def is_over(self) -> bool:
+        """Whether the loop has ended for good. Any thread; on trio this wakes the loop."""
 
     def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
         """``(wake, wait)``: ``await wait(shielded)`` returns after ``wake()``.
@@ -58,6 +61,9 @@ class AsyncioShell:
         except RuntimeError:  # the loop is closed: nobody is left to tell (C12)
             return False
         return True
+
+    def is_over(self) -> bool:
+        return self._loop.is_closed()
 
     def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
         future = self._loop.create_future()
@@ -147,6 +153,13 @@ class TrioShell:
             return False
         return True
 
+    def is_over(self) -> bool:
+        try:
+            self._token.run_sync_soon(_do_nothing, idempotent=True)  # trio has no other way to ask
+        except self._trio.RunFinishedError:
+            return True
+        return False
+
     def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
         lowlevel = self._trio.lowlevel
         task: Any = None
@@ -175,6 +188,32 @@ class TrioShell:
             await lowlevel.checkpoint_if_cancelled()
 
         return wake, wait
+
+
+class EndedShell:
+    """Put in the place of a shell whose loop will never run again, or not in this process."""
+
+    def __init__(self, key: object) -> None:
+        self.key = key
+
+    def current(self) -> None:
+        return None  # so every check refuses
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Nobody is left to tell (C12)."""
+
+    def call_soon_threadsafe(self, callback: Callable[[], object]) -> bool:
+        return False
+
+    def is_over(self) -> bool:
+        return True
+
+    def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
+        raise RuntimeError("the event loop has ended: nothing can wait there")
+
+
+def _do_nothing() -> None:
+    return
 
 
 def current_shell() -> Shell:
