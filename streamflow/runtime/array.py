@@ -180,6 +180,7 @@ class DeviceArray:
         ValueError
             The number of elements differs.
         """
+        self._core.check_here()
         wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
         dims = [index(n) for n in wanted]  # type: ignore[arg-type]
         if dims.count(-1) == 1:
@@ -204,6 +205,7 @@ class DeviceArray:
             The last dimension does not divide into items of the new size, or the
             address is not aligned for them.
         """
+        self._core.check_here()
         if dtype is None:
             return self._over(self.address, self.shape, self.dtype)
         new = checked_dtype(dtype)
@@ -230,6 +232,7 @@ class DeviceArray:
         ValueError
             A slice with a step: its result would not be contiguous.
         """
+        self._core.check_here()
         if not self.shape:
             raise IndexError("a 0-d array has no rows")
         rows, tail = self.shape[0], self.shape[1:]
@@ -281,7 +284,6 @@ class DeviceArray:
         return tuple(parts)
 
     def _over(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
-        self._core.check_here()
         self.check_usable()
         view = DeviceArray(self._memory, self._region, address, shape, dtype, prod(shape))
         view._staged = self._staged
