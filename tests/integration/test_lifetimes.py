@@ -13,6 +13,7 @@ import anyio
 import numpy as np
 import pytest
 import uvloop
+from anyio.lowlevel import checkpoint
 
 import streamflow as sf
 from streamflow.backends.sim import pinned
@@ -99,7 +100,7 @@ def test_what_is_fixed_may_be_read_anywhere(run, open_device):
                 assert dev.backend == open_device.backend
                 assert (op.state, op.name) == (sf.OpState.DONE, op.name)
                 assert (x.shape, x.nbytes) == ((8,), 32)
-                assert "8" in repr(x) and repr(dev) and repr(op)
+                assert all(repr(each) for each in (dev, x, op))
 
             assert await anyio.to_thread.run_sync(in_threads, read) == []
 
@@ -315,6 +316,12 @@ def test_leaving_with_nothing_alive_says_nothing(run):
     assert leave(run, body) == []
 
 
+async def fail_in_the_body(dev, kept):
+    async with dev:
+        kept.append(dev.zeros(8))
+        raise KeyError
+
+
 def test_the_warning_as_an_error_comes_when_everything_is_closed(run, open_device):
     async def main():
         dev = open_device()
@@ -324,9 +331,7 @@ def test_the_warning_as_an_error_comes_when_everything_is_closed(run, open_devic
                 async with dev:
                     kept.append(dev.zeros(8, np.float32))
             with pytest.raises(KeyError):  # an error of the body's comes first
-                async with open_device() as other:
-                    kept.append(other.zeros(8))
-                    raise KeyError
+                await fail_in_the_body(open_device(), kept)
         assert dev._core.is_closed
         assert dev.live() == {}
 
@@ -378,9 +383,9 @@ class Ended:
 
     async def has_begun(self):
         while not self.ops:
-            await asyncio.sleep(0)
+            await checkpoint()
         for _ in range(20):
-            await asyncio.sleep(0)
+            await checkpoint()
 
     def enter_another(self, run, num=1):
         async def main():
@@ -446,3 +451,48 @@ def check_reclaim(ended, run, monkeypatch):
     assert [core() for core in ended.cores] == [None, None]
     assert ended.worlds() is None
     assert not uncaught
+
+
+def test_c12_a_lost_device_of_a_loop_that_ended_is_given_back(run):
+    async def main():
+        ended.dev = dev = ended.device()
+        await dev.__aenter__()
+        x, stream = dev.zeros(64, np.float32), dev.stream()
+        ended.gate = dev.sim.gate(stream)
+        dev.sim.fail("launch")
+        ended.ops = [dev.launch(nothing, x, stream=stream), dev.put(BIG, after=[x.ready]).ready]
+
+    ended = Ended()
+    run(main)
+    ended.gate.release()
+    ended.enter_another(run, 2)
+    assert ended.dev._core.backend._is_closed
+    assert not ended.dev.is_healthy
+
+
+def test_c12_a_staged_copy_that_a_loop_left_half_way_is_given_back(run):
+    """Workers report to nobody; jobs that none had begun are forgotten."""
+
+    async def main():
+        ended.dev = dev = sf.Device(
+            backend="sim", settings=sf.Settings(sim_clock=ended.clock, staging_threads=1)
+        )
+        await dev.__aenter__()
+        arrays = [dev.put(BIG) for _ in range(6)]
+        outs = [np.zeros_like(BIG) for _ in arrays]
+        ended.ops = [dev.get(x, out=out) for x, out in zip(arrays, outs, strict=True)]
+        ended.ops += [x.staged for x in arrays]
+
+    ended = Ended()
+    run(main)
+    core = ended.dev._core
+    for _ in range(100):
+        ended.enter_another(run)
+        if core.backend._is_closed:
+            break
+    assert core.backend._is_closed
+    assert core.pinned.num_live == 0
+    assert all(op.state in (sf.OpState.DONE, sf.OpState.FAILED) for op in ended.ops)
+    for thread in (*core.background.threads, *core.stagers.threads):
+        thread.join(20)
+        assert not thread.is_alive()
