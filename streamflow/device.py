@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from inspect import iscoroutinefunction
 from operator import index as as_index
+from threading import Lock
 from types import MappingProxyType, TracebackType
 from typing import Any
 
@@ -22,13 +23,16 @@ from streamflow.runtime.closing import close, drain, leave, raise_failures
 from streamflow.runtime.core import Core
 from streamflow.runtime.launch import Launcher
 from streamflow.runtime.ledger import DeviceStats, device_stats, live_handles
+from streamflow.runtime.live import LiveArrays
 from streamflow.runtime.opening import Opening
 from streamflow.runtime.origin import here
+from streamflow.runtime.registry import add_open
 from streamflow.runtime.report import Report, make_report
 from streamflow.runtime.scope import Scope
 from streamflow.runtime.stream import Lane, Stream
 from streamflow.runtime.submit import Submit
 from streamflow.runtime.transfers import Transfers
+from streamflow.scheduler.guards import is_forked, note_entering
 from streamflow.scheduler.loops import current_shell
 from streamflow.scheduler.placement import Placement, PlacementRequest
 from streamflow.trace.model import Trace
@@ -88,7 +92,7 @@ class Device(Submit):
             raise TypeError(f"placement= takes a plain function, found {placement!r}")
         self._placement = placement
         self._wanted = self.settings.backend if backend == "auto" else backend
-        self._is_entered = False
+        self._entered = Lock()  # two threads may try at once
         self._name: str | None = None
         self._why: str | None = None
         self._core_or_none: Core | None = None
@@ -96,9 +100,9 @@ class Device(Submit):
     # -- life ------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Device:
-        if self._is_entered:
+        note_entering()
+        if not self._entered.acquire(blocking=False):
             raise RuntimeError("a Device is entered once: make another one")
-        self._is_entered = True
         shell = current_shell()
         in_thread = anyio.to_thread.run_sync
         name, self._why = await in_thread(choose_backend, self._wanted)
@@ -119,6 +123,7 @@ class Device(Submit):
         self._name = name
         core.backend.set_current()
         core.poller.open()
+        add_open(core)
         self._build(core)
         return self
 
@@ -143,17 +148,29 @@ class Device(Submit):
         traceback: TracebackType | None,
     ) -> None:
         core = self._core
-        core.check_here()
+        if kind is GeneratorExit and not core.is_here():
+            return  # the loop is gone, and with it who could wait (C12)
+        if error is None or not is_forked():  # a fork that ends by an error ends by that one
+            core.check_here()
         if core.is_closing:
             return
+        live = LiveArrays.of(core)
         await close(core, error)
         leave(core, error)
+        if error is None and core.lost is None:
+            live.warn(stacklevel=2)  # last: as an error it leaves nothing half closed
 
     @property
     def _core(self) -> Core:
         core = self._core_or_none
         if core is None:
             raise Closed("enter the device first: `async with Device(...) as dev`")
+        return core
+
+    @property
+    def _here(self) -> Core:
+        core = self._core
+        core.check_here()
         return core
 
     # -- scopes and streams ----------------------------------------------------------------------
@@ -220,7 +237,7 @@ class Device(Submit):
     @property
     def lanes(self) -> Mapping[str, Lane]:
         """The streams that the runtime picks: ``h2d``, ``d2h``, ``free``, ``compute0``, ..."""
-        self._core  # noqa: B018  (raises before the device is entered)
+        self._here  # noqa: B018
         return self._lanes
 
     async def synchronize(self) -> None:
@@ -233,8 +250,7 @@ class Device(Submit):
         ExceptionGroup
             Ops failed and nobody asked for their results (rule R9).
         """
-        core = self._core
-        core.check_here()
+        core = self._here
         if core.lost is None:
             await drain(core)
         raise_failures(core)
@@ -246,6 +262,7 @@ class Device(Submit):
 
         Device times are known once the ops have ended: await them inside the block.
         """
+        self._core.check_open()
         return recording(self._core)
 
     @property
@@ -268,7 +285,7 @@ class Device(Submit):
     @property
     def memory(self) -> PoolInfo:
         """The device's own pool, in bytes."""
-        core = self._core
+        core = self._here
         if core.is_closed:
             raise Closed(f"device {self.index} is closed")
         return core.backend.pool_info(core.memory.pool)
@@ -276,7 +293,7 @@ class Device(Submit):
     @property
     def pinned(self) -> PinnedPool:
         """The pool of page-locked host memory."""
-        return self._core.pinned
+        return self._here.pinned
 
     @property
     def is_healthy(self) -> bool:
@@ -292,22 +309,22 @@ class Device(Submit):
         AttributeError
             The device is not simulated.
         """
-        self._core  # noqa: B018
+        self._here  # noqa: B018
         if self._controls is None:
             raise AttributeError(f"dev.sim exists on the simulator only; this is {self._name!r}")
         return self._controls
 
     def stats(self) -> DeviceStats:
         """Counters; makes no query of the device's streams."""
-        return device_stats(self._core, self.memory)
+        return device_stats(self._here, self.memory)
 
     def live(self) -> dict[str, dict[str, int]]:
         """What the device holds, by kind and by the line that made it: ``{"array": {line: n}}``."""
-        return live_handles(self._core)
+        return live_handles(self._here)
 
     def report(self) -> Report:
         """The oldest unfinished op of every stream, and what is parked: prints as text."""
-        return make_report(self._core)
+        return make_report(self._here)
 
     def _resolve(self, target: Any) -> Any:
         """The backend stream behind a stream, a lane or a lane's name, for the controls."""

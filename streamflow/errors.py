@@ -14,6 +14,7 @@
     ├── DeadlineExceeded     (TimeoutError)   ``report`` says what had not ended, and why
     ├── CycleFound           (ValueError)     ops that would wait for each other; with the path
     ├── WrongThread          (RuntimeError)   not the thread and loop that own the device
+    ├── ForkedProcess        (RuntimeError)   a fork of a process that had entered a device
     └── Closed               (ValueError)     use of a closed device, closed stream or freed array
 
 Bad arguments raise plain ``TypeError``, ``ValueError``, ``IndexError`` and
@@ -33,6 +34,7 @@ __all__ = [
     "DeadlineExceeded",
     "DeviceError",
     "DeviceLost",
+    "ForkedProcess",
     "LaunchFailed",
     "OpCancelled",
     "OutOfDeviceMemory",
@@ -121,6 +123,10 @@ class CycleFound(StreamflowError, ValueError):
 
 class WrongThread(StreamflowError, RuntimeError):
     """A public call from a thread or event loop other than the device's own (rule R11)."""
+
+
+class ForkedProcess(StreamflowError, RuntimeError):
+    """Use of streamflow in a fork of a process that had entered a device (rule R12)."""
 
 
 class Closed(StreamflowError, ValueError):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from streamflow.scheduler.guards import guard
 from streamflow.scheduler.reaper import post_orphan
 
 __all__ = ["SMALL_NBYTES", "PinnedBlock", "PinnedPool"]
@@ -103,8 +104,10 @@ class PinnedPool:
         self._slabs: list[int] = []
         self._holders: dict[int, object] = {}  # by address, of the results that users keep
         self._is_closed = False
+        self._is_off = False
         self.counted_nbytes = 0
         self.num_live = 0
+        guard(self)
 
     def try_acquire(self, nbytes: int) -> PinnedBlock | None:
         """A cached block of at least ``nbytes``, or None without blocking."""
@@ -216,7 +219,18 @@ class PinnedPool:
                 return
             self._free_blocking(address)
 
+    def on_fork(self) -> None:
+        """Take nothing back any more: the blocks are the parent's."""
+        self._is_off = True
+
+    def on_exit(self) -> tuple[()]:
+        """Take nothing back any more: results may outlive what this would need."""
+        self._is_off = True
+        return ()
+
     def _give_back(self, block: PinnedBlock) -> None:
+        if self._is_off:  # before the lock, which nobody may be there to release
+            return
         with self._lock:
             self.num_live -= 1
             self._holders.pop(block.address, None)

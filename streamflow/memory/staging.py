@@ -125,10 +125,16 @@ class Staging:
             job.error = OpCancelled("the copy was stopped before it began")
             job.done(job)
 
-    def stop_all(self) -> None:
-        """Have every job end after the chunk it is at."""
+    def stop_all(self, *, drops_waiting: bool = False) -> None:
+        """Have every job end after the chunk it is at.
+
+        ``drops_waiting``: those that no worker has begun are forgotten; nobody is told.
+        """
         for job in (*self._active, *self._waiting[True], *self._waiting[False]):
             job.is_stopped = True
+        if drops_waiting:
+            for waiting in self._waiting.values():
+                waiting.clear()
 
     def close_blocking(self) -> None:
         """Unpin the chunks. Worker threads only, once no job is active."""

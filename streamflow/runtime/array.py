@@ -106,6 +106,7 @@ class DeviceArray:
     @property
     def ready(self) -> Op[Any]:
         """The latest write of this memory, through whichever array."""
+        self._core.check_here()
         region = self._region
         writes = (region.last_write, *(other.last_write for other in region.overlapping))
         op = self._core.op_of(max(writes, key=lambda ticket: ticket.seq))
@@ -200,6 +201,7 @@ class DeviceArray:
         ValueError
             The number of elements differs.
         """
+        self._core.check_here()
         wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
         dims = [index(n) for n in wanted]  # type: ignore[arg-type]
         if dims.count(-1) == 1:
@@ -224,6 +226,7 @@ class DeviceArray:
             The last dimension does not divide into items of the new size, or the
             address is not aligned for them.
         """
+        self._core.check_here()
         if dtype is None:
             return self._over(self.address, self.shape, self.dtype)
         new = checked_dtype(dtype)
@@ -250,6 +253,7 @@ class DeviceArray:
         ValueError
             A slice with a step: its result would not be contiguous.
         """
+        self._core.check_here()
         if not self.shape:
             raise IndexError("a 0-d array has no rows")
         rows, tail = self.shape[0], self.shape[1:]
@@ -282,6 +286,7 @@ class DeviceArray:
         array is ordered against all of them. The first parts are one row longer where
         the rows don't divide evenly, as in ``numpy.array_split``.
         """
+        self._core.check_here()
         num_parts = index(num_parts)
         if not self.shape or num_parts < 1:
             raise ValueError(f"cannot split shape {self.shape} into {num_parts} parts")

@@ -12,13 +12,14 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from streamflow.errors import Closed, DeadlineExceeded, DeviceLost, OpCancelled
 from streamflow.runtime.failures import add_notes, raise_group
 from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.registry import take_open
 from streamflow.runtime.report import make_report
 from streamflow.scheduler.machine import FINAL
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
-__all__ = ["close", "drain", "leave", "raise_failures"]
+__all__ = ["close", "drain", "give_back_blocking", "leave", "raise_failures"]
 
 
 async def drain(core: Core, *, shielded: bool = False, timeout_s: float | None = None) -> bool:
@@ -142,33 +143,16 @@ async def close(core: Core, error: BaseException | None) -> None:
     if core.lost is not None:
         core.memory.live.clear()  # the memory went with the device
     core.poller.close()
-    core.background.close()
-    core.stagers.close()
+    for pool in core.pools:
+        pool.close()
 
     wake, wait = core.shell.park()
     errors: list[Exception] = []
 
-    def give_back_blocking() -> None:
-        steps = [core.backend.close]
-        if was_drained and core.lost is None:
-            streams = [line.stream.close for line in core.lines if line.stream is not None]
-            events = [event.close for event in core.events]
-            steps = [core.staging.close_blocking, *streams, *events, core.memory.close, *steps]
-        if was_drained:
-            steps.insert(0, core.pinned.close_blocking)
-        for step in steps:
-            try:
-                step()
-            except Exception as error:
-                errors.append(error)
-        core.shell.call_soon_threadsafe(wake)
-
     def run_blocking() -> None:
-        try:
-            core.backend.set_current()
-        except Exception as error:
-            errors.append(error)
-        give_back_blocking()
+        if take_open(core):
+            errors.extend(give_back_blocking(core, was_drained))
+        core.shell.call_soon_threadsafe(wake)
 
     threading.Thread(target=run_blocking, name="streamflow-close", daemon=True).start()
     with _Timer(core, timeout_s, wake):
@@ -190,6 +174,27 @@ def _give_up(core: Core, error: BaseException) -> None:
             core.parking.drop(rare.parked, OpCancelled(why))
         elif rare.stop is not None and not isinstance(error, Exception):
             rare.stop()
+
+
+def give_back_blocking(core: Core, was_drained: bool) -> list[Exception]:
+    """Close all that ``core`` holds, whatever of it fails. Worker threads only; claim it first.
+
+    Returns what failed. Where work was left behind, what it uses is kept (rule R6).
+    """
+    steps = [core.backend.close]
+    if was_drained and core.lost is None:
+        streams = [line.stream.close for line in core.lines if line.stream is not None]
+        events = [event.close for event in core.events]
+        steps = [core.staging.close_blocking, *streams, *events, core.memory.close, *steps]
+    if was_drained:
+        steps.insert(0, core.pinned.close_blocking)
+    errors: list[Exception] = []
+    for step in (core.backend.set_current, *steps):
+        try:
+            step()
+        except Exception as error:
+            errors.append(error)
+    return errors
 
 
 def _left_behind(core: Core) -> str:

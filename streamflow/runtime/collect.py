@@ -30,6 +30,9 @@ async def gather(*ops: Op[Any]) -> list[Any]:
     Exception
         The first failure, as soon as it is known; the other ops go on.
     """
+    for op in ops:
+        if isinstance(op, Op):
+            op._core.check_here()  # before anyio is asked, which needs a loop of its own
     try:
         async with aclosing(as_completed(ops)) as ended:
             async for op in ended:

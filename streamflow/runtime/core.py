@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import Context
 from functools import partial
+from threading import Thread
 from typing import Any
 
 from streamflow.backends.base import Backend
@@ -38,8 +39,9 @@ from streamflow.runtime.report import Report
 from streamflow.runtime.scope import budgets_of, check_budgets
 from streamflow.runtime.timers import Timers
 from streamflow.runtime.tracer import Tracer
+from streamflow.scheduler.guards import check_process, guard
 from streamflow.scheduler.hazards import Region, add_unpassed
-from streamflow.scheduler.loops import Shell
+from streamflow.scheduler.loops import EndedShell, Shell
 from streamflow.scheduler.machine import FINAL, OpStep, step
 from streamflow.scheduler.placement import Placement, choose_lane
 from streamflow.scheduler.timeline import Ticket, Timeline
@@ -115,6 +117,7 @@ class Core:
         self.compute = [self.make_timeline(f"compute{n}") for n in range(settings.compute_lanes)]
         self.h2d, self.d2h, self.free_lane = map(self.make_timeline, ("h2d", "d2h", "free"))
         self.memory = Memory(self)
+        guard(self)
 
     @property
     def num_undelivered(self) -> int:
@@ -131,6 +134,7 @@ class Core:
     def check_here(self) -> None:
         """Raise unless the caller runs on this device's loop."""
         if self.shell.current() is not self.shell.key:
+            check_process()
             raise WrongThread(
                 f"device {self.backend.index} belongs to the event loop that entered it; this "
                 "call came from another thread or loop. Open a Device of its own there"
@@ -151,6 +155,20 @@ class Core:
             raise DeviceLost(str(self.lost), suspects=self.lost.suspects) from self.lost
         self.needs_check = False
         self.drain_dropped()
+
+    # -- fork and exit (rule R12) ------------------------------------------------------------
+
+    def on_fork(self) -> None:
+        """Refuse every call, and let finalisers do nothing: the device is the parent's."""
+        self.shell = EndedShell(self.shell.key)
+        self.needs_check = self.is_closing = self.is_closed = True
+
+    def on_exit(self) -> list[Thread]:
+        """Have the threads end between two steps, and return them."""
+        self.staging.stop_all()
+        for pool in self.pools:
+            pool.close()
+        return [*self.poller.end(), *(thread for pool in self.pools for thread in pool.threads)]
 
     # -- streams and events ----------------------------------------------------------------
 

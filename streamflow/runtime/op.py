@@ -142,8 +142,11 @@ class Op(Generic[T]):
 
     def done(self) -> bool:
         """Whether the op has ended. Looks at the device; never blocks."""
-        if self._state is _SUBMITTED and self._core.is_here():
-            self._core.reap(self.ticket.timeline)
+        core = self._core
+        if core.shell.current() is not core.shell.key:
+            core.check_here()
+        if self._state is _SUBMITTED:
+            core.reap(self.ticket.timeline)
         return self._state in FINAL
 
     def result(self) -> T:
@@ -236,6 +239,7 @@ class Op(Generic[T]):
         callback : callable
             As it was added; one that was not is ignored.
         """
+        self._core.check_here()
         rare = self._rare
         if rare is None:
             return

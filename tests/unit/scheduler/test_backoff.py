@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from streamflow.scheduler import backoff
 from streamflow.scheduler.backoff import Backoff
 from streamflow.scheduler.completion import Head
 
@@ -129,3 +130,33 @@ def test_closing_ends_the_thread_while_it_is_idle(loop: Loop) -> None:
     loop.backoff.watch(heads(FakeEvent()))
     loop.wait()
     loop.close()
+
+
+def test_c12_an_idle_thread_ends_and_the_next_request_starts_another(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "IDLE_S", 0.01)
+    for _ in range(3):
+        loop.backoff.watch(heads(FakeEvent()))
+        thread = loop.backoff._thread
+        loop.wait()
+        if thread is not None:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+        assert loop.backoff._thread is None
+
+
+def test_c12_the_thread_ends_when_the_loop_is_over_whatever_it_watches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backoff, "ASK_S", 0.0)
+    is_over, event = threading.Event(), FakeEvent(NEVER)
+    watching = backoff.Backoff(lambda: None, is_over.is_set)
+    watching.watch(heads(event))
+    assert event.asked.wait(PATIENCE_S)
+    thread = watching._thread
+    assert thread is not None
+    is_over.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    watching.close()

@@ -9,10 +9,11 @@ from contextvars import ContextVar
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from anyio.lowlevel import checkpoint
 
-from streamflow.scheduler.loops import AsyncioShell, Shell, TrioShell, current_shell
+from streamflow.scheduler.loops import AsyncioShell, EndedShell, Shell, TrioShell, current_shell
 
 LOOPS: dict[str, dict[str, Any]] = {
     "asyncio": {"backend": "asyncio"},
@@ -236,6 +237,32 @@ def test_telling_a_loop_that_has_ended_returns_false(run: Run) -> None:
     called: list[int] = []
     assert shell.call_soon_threadsafe(lambda: called.append(1)) is False
     assert called == []
+
+
+def test_c12_a_loop_is_over_once_it_has_ended_and_not_before(run: Run) -> None:
+    async def main() -> Shell:
+        shell = current_shell()
+        assert not shell.is_over()
+        assert not await anyio.to_thread.run_sync(shell.is_over)
+        return shell
+
+    assert run(main).is_over()
+
+
+def test_an_ended_shell_refuses_everybody_and_tells_nobody(run: Run) -> None:
+    async def main() -> None:
+        called: list[bool] = []
+        shell = EndedShell(current_shell().key)
+        assert shell.current() is not shell.key
+        assert shell.is_over()
+        assert not shell.call_soon_threadsafe(lambda: called.append(True))
+        shell.call_soon(lambda: called.append(True))
+        with pytest.raises(RuntimeError, match="has ended"):
+            shell.park()
+        await settle()
+        assert not called
+
+    run(main)
 
 
 # -- timers, and the context that callbacks run in ---------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from streamflow.scheduler import workers
 from streamflow.scheduler.workers import Workers
 
 PATIENCE_S = 20.0
@@ -197,3 +198,30 @@ def test_an_idle_worker_holds_nothing_of_its_last_task(lab: Lab) -> None:
     lab.got.clear()
     gc.collect()
     assert gone() is None
+
+
+def test_c12_a_thread_with_nothing_to_do_ends_and_another_starts(
+    open_lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "IDLE_S", 0.01)
+    lab = open_lab(2)
+    for num in (1, 2):
+        lab.submit(num, threading.current_thread)
+        lab.wait()
+        lab.deliver()
+        lab.results[-1].join(PATIENCE_S)
+        assert not lab.results[-1].is_alive()
+        assert lab.workers.threads == []
+    assert lab.results[0] is not lab.results[1]
+
+
+def test_no_task_is_lost_to_a_thread_that_is_ending(
+    open_lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "IDLE_S", 0.0)  # every thread is always about to end
+    lab = open_lab(2)
+    for num in range(200):
+        lab.submit(num, lambda num=num: num)
+        lab.wait()
+        lab.deliver()
+    assert lab.results == list(range(200))
