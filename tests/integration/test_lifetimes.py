@@ -496,3 +496,28 @@ def test_c12_a_staged_copy_that_a_loop_left_half_way_is_given_back(run):
     for thread in (*core.background.threads, *core.stagers.threads):
         thread.join(20)
         assert not thread.is_alive()
+
+
+def test_c12_ops_that_wait_for_room_of_a_loop_that_ended_are_let_go(run, add_one):
+    """Ending one op makes another look for room, and asks for a turn that never comes."""
+
+    async def main():
+        ended.dev = dev = sf.Device(
+            backend="sim",
+            settings=sf.Settings(sim_clock=ended.clock, window=2, compute_lanes=1),
+        )
+        await dev.__aenter__()
+        x, y = dev.zeros(64, np.float32), dev.put(BIG)
+        await sf.gather(x.ready, y.ready)
+        ended.gate = dev.sim.gate("compute0")
+        ended.ops = [dev.get(y)]  # waits for a block to be pinned
+        ended.ops += [dev.launch(add_one, x, 64) for _ in range(4)]  # some wait for room
+        ended.ops += [dev.launch(add_one, y, 64)]  # after the get, in the same lane
+        assert [op.state for op in ended.ops][-2:] == [sf.OpState.PARKED] * 2
+
+    ended = Ended()
+    run(main)
+    ended.gate.release()
+    ended.enter_another(run, 2)
+    assert ended.dev._core.backend._is_closed
+    assert all(op.state in (sf.OpState.DONE, sf.OpState.FAILED) for op in ended.ops)

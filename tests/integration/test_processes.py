@@ -16,6 +16,8 @@ PATIENCE_S = 60
 
 PRELUDE = """
 import asyncio, atexit, gc, os, signal, sys, threading, time
+last = []
+atexit.register(lambda: [each() for each in last])  # before the import: after its own hook
 import numpy as np
 import streamflow as sf
 
@@ -478,3 +480,37 @@ def test_c45_a_thread_with_a_loop_of_its_own_is_cut_off(program: Program) -> Non
         assert begun.wait(30)
         """
     )
+
+
+def test_c45_nothing_of_a_device_is_finalised_at_the_end(loop: str, tmp_path: Path) -> None:
+    """A driver would be called by what is; and threads have ended before it could be."""
+    out, _ = Program(loop, "sim", "virtual", tmp_path).run(
+        """
+        from streamflow.backends.sim.device import SimDevice
+        from streamflow.backends.sim.stream import SimStream
+        from streamflow.backends.sim.worlds import _worlds
+        from streamflow.runtime import registry
+
+        def finalised(self, write=os.write):
+            write(2, b"finalised")
+
+        def left():
+            names = [thread.name for thread in threading.enumerate()]
+            print([name for name in names if name.startswith("streamflow")])
+            SimDevice.__del__ = SimStream.__del__ = finalised
+            registry._open.clear()  # as the end of the interpreter does, in some order
+            _worlds.clear()
+            kept.clear()
+            gc.collect()
+
+        async def main():
+            dev = await device().__aenter__()
+            x = dev.put(BIG)
+            kept.extend([dev, x, dev.stream(), await dev.get(x)])
+
+        kept = []
+        run(main)
+        last.append(left)
+        """
+    )
+    assert out == "[]\n"
