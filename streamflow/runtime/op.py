@@ -120,10 +120,10 @@ class Op(Generic[T]):
     @property
     def where(self) -> str:
         """File and line of the call that made this op."""
-        return describe(*self.origin)
+        return describe(*self._origin)
 
     @property
-    def origin(self) -> tuple[CodeType, int]:
+    def _origin(self) -> tuple[CodeType, int]:
         """:attr:`where`, not yet looked up: that takes longer than a submission."""
         return self._code, self._lasti
 
@@ -263,7 +263,7 @@ class Op(Generic[T]):
             rare = self._rare = _Rare()
         return rare
 
-    def move_to(self, frame: FrameType) -> None:
+    def _move_to(self, frame: FrameType) -> None:
         """Say that it was called for there."""
         self._code, self._lasti = frame.f_code, frame.f_lasti
 

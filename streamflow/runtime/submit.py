@@ -97,7 +97,7 @@ class Submit:
         """
         fill_pattern(value, checked_dtype(dtype))  # refuse before anything is allocated
         array = self.empty(shape, dtype, stream=stream)
-        array.allocation.move_to(caller(1))
+        array.allocation._move_to(caller(1))
         self._transfers.fill(array, value, stream, array.allocation.ticket.timeline)
         return array
 

@@ -208,7 +208,7 @@ class Transfers:
                 return
             taken = held.pop()
             if op._error is None and out is None:
-                op._result = taken.as_result(shape, dtype, op.origin)
+                op._result = taken.as_result(shape, dtype, op._origin)
             else:
                 taken.release()
 

@@ -13,7 +13,19 @@ import streamflow as sf
 PLAIN = {
     # Values that are fixed, or one flag that another thread may want to watch.
     sf.Device: {"backend", "is_healthy", "properties", "why_simulated"},
-    sf.Op: {"kind", "label", "name", "rare", "state", "stream", "ticket", "writes_host"},
+    sf.Op: {
+        "called_s",
+        "kind",
+        "label",
+        "name",
+        "rare",
+        "state",
+        "story",
+        "stream",
+        "ticket",
+        "where",
+        "writes_host",
+    },
     sf.DeviceArray: {
         "address",
         "allocation",

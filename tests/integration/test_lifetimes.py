@@ -79,10 +79,10 @@ def test_public_calls_from_elsewhere_raise_at_once(run, open_device, where):
 
             target = ask if where == "another thread" else partial(asyncio.run, ask_there())
             errors = await anyio.to_thread.run_sync(in_threads, target)
-            assert (wrong, errors) == ([], [])
-            assert len(calls) > 40
             stall.release()
             await op
+            assert (wrong, errors) == ([], [])
+            assert len(calls) > 40
             assert (await dev.get(x) == 0).all()  # nothing of it has happened
 
     run(main)

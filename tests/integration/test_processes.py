@@ -237,8 +237,8 @@ def test_c44_locks_that_other_threads_held_do_not_block_a_fork(program: Program)
                 x = dev.zeros(8, np.float32)
                 result = await dev.get(x)
                 core = dev._core
-                locks = [core.pinned._lock, core.background._lock, core.stagers._lock,
-                         core.poller._backoff._lock, core.staging._lock]
+                locks = [core.pinned._lock, *(pool._lock for pool in core.pools),
+                         core.poller.backoff._lock, core.staging._lock]
                 from streamflow.runtime import poller, registry
                 from streamflow.scheduler import guards
                 locks += [poller._lock, registry._lock, guards._lock]
