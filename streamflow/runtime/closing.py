@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from streamflow.errors import Closed, DeadlineExceeded, DeviceLost, OpCancelled
 from streamflow.runtime.failures import add_note, add_notes, raise_group
-from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.op import Op, OpState, added
 from streamflow.runtime.registry import take_open
 from streamflow.runtime.report import make_report
 from streamflow.scheduler.machine import FINAL
@@ -40,7 +40,8 @@ async def drain(core: Core, *, shielded: bool = False, timeout_s: float | None =
         while unfinished and unfinished[-1]._state in FINAL:
             unfinished.pop()
         if unfinished:
-            unfinished[-1].rare().on_ended.append(next_one)
+            rare = unfinished[-1].rare()
+            rare.on_ended = added(rare.on_ended, next_one)
             core.want(unfinished[-1])
         else:
             wake()

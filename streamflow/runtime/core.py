@@ -30,7 +30,7 @@ from streamflow.runtime.failures import Failures, add_note
 from streamflow.runtime.futures import Futures
 from streamflow.runtime.host import HostTasks
 from streamflow.runtime.instrument import Instrument
-from streamflow.runtime.op import SCOPE, Op, OpState
+from streamflow.runtime.op import SCOPE, Op, OpState, added
 from streamflow.runtime.parked import PickLine
 from streamflow.runtime.parking import Parking
 from streamflow.runtime.poller import Poller
@@ -319,7 +319,8 @@ class Core:
         if op is None or op._state in FINAL:
             react()
             return
-        op.rare().on_ended.append(react)
+        rare = op.rare()
+        rare.on_ended = added(rare.on_ended, react)
         op._core.want(op)
 
     def mark(self, ticket: Ticket) -> Op[None]:

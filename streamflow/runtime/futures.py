@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
 from contextvars import Context
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from streamflow.errors import OpCancelled, UpstreamFailed
 from streamflow.runtime.array import DeviceArray
-from streamflow.runtime.op import Op
+from streamflow.runtime.op import Op, added
 from streamflow.runtime.parked import NOTHING, After, Parked
 from streamflow.scheduler.hazards import add_unpassed
 from streamflow.scheduler.timeline import Ticket
@@ -113,7 +114,8 @@ class Futures:
             self._wait(parked, future, resolved)
         elif hasattr(future, "get_loop"):
             future.add_done_callback(resolved, context=Context())
-            parked.stops.append(lambda: future.remove_done_callback(resolved))
+            stop = partial(future.remove_done_callback, resolved)
+            parked.stops = added(parked.stops, stop)
         else:  # a thread pool's, resolved on any thread
             future.add_done_callback(lambda _: core.shell.call_soon_threadsafe(resolved))
 
@@ -126,7 +128,7 @@ class Futures:
             what = f"{parked.op.name}: the task that watched its future was cancelled"
             self._core.parking.drop(parked, OpCancelled(what))
 
-        parked.stops.append(self._core.shell.spawn(wait, Context(), gone))
+        parked.stops = added(parked.stops, self._core.shell.spawn(wait, Context(), gone))
 
     def _resolved(self, parked: Parked, future: Any) -> None:
         core, parking = self._core, self._core.parking

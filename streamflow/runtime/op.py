@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from streamflow.runtime.core import Core
     from streamflow.runtime.scope import Scope
 
-__all__ = ["SCOPE", "Op", "OpState"]
+__all__ = ["SCOPE", "Op", "OpState", "added"]
 
 T = TypeVar("T")
 
@@ -51,11 +51,13 @@ class _Rare:
     )
 
     def __init__(self) -> None:
-        self.wakers: list[Callable[[], None]] = []
-        self.callbacks: list[tuple[Callable[[Op[Any]], object], Context]] = []
+        # Lists once there is something in them: thousands of ops may be awaited at a time,
+        # and the garbage collector looks at every list.
+        self.wakers: Sequence[Callable[[], None]] = ()
+        self.callbacks: Sequence[tuple[Callable[[Op[Any]], object], Context]] = ()
         self.on_device_done: Callable[[], None] | None = None  # a host step of the op itself
         self.on_retired: Callable[[], None] | None = None  # gives back what the op held (R6)
-        self.on_ended: list[Callable[[], None]] = []  # for the runtime, before any callback
+        self.on_ended: Sequence[Callable[[], None]] = ()  # for the runtime, before any callback
         self.parked: Any = None
         self.doomed: BaseException | None = None  # fails with this once it has its position
         self.scope: Scope | None = None  # ends before the scope does
@@ -65,6 +67,15 @@ class _Rare:
         self.traced: Any = None
         self.is_wanted = False  # the poller runs for this op
         self.writes_host = False  # the caller's own memory (rule R8)
+
+
+def added(known: Sequence[Any], item: Any) -> Sequence[Any]:
+    """``known`` with one more item, in place where it is a list already."""
+    if not known:
+        return [item]
+    assert isinstance(known, list)
+    known.append(item)
+    return known
 
 
 class Op(Generic[T]):
@@ -184,13 +195,13 @@ class Op(Generic[T]):
         if self._state not in FINAL:
             rare = self.rare()
             wake, wait = core.shell.park()
-            rare.wakers.append(wake)
+            rare.wakers = added(rare.wakers, wake)
             core.want(self)
             try:
                 yield from wait(rare.writes_host).__await__()
             finally:
                 if self._state not in FINAL:
-                    rare.wakers.remove(wake)
+                    rare.wakers = [other for other in rare.wakers if other is not wake]
                     core.unwant(self)
         error = self._error
         if error is not None:
@@ -213,7 +224,8 @@ class Op(Generic[T]):
         if self.done():
             self._core.call_back(callback, copy_context(), self)
             return
-        self.rare().callbacks.append((callback, copy_context()))
+        rare = self.rare()
+        rare.callbacks = added(rare.callbacks, (callback, copy_context()))
         self._core.want(self)
 
     def cancel(self) -> bool:
@@ -243,9 +255,9 @@ class Op(Generic[T]):
         rare = self._rare
         if rare is None:
             return
-        for place, (added, _) in enumerate(rare.callbacks):
-            if added == callback:
-                del rare.callbacks[place]
+        for place, (known, _) in enumerate(rare.callbacks):
+            if known == callback:
+                rare.callbacks = [*rare.callbacks[:place], *rare.callbacks[place + 1 :]]
                 self._core.unwant(self)
                 return
 

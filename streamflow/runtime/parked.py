@@ -72,13 +72,13 @@ class Parked:
         self.deps = deps
         self.sources = sources
         self.start = start
-        self.budgets = list(budgets)  # still to be asked
+        self.budgets = budgets  # still to be asked
         self.num_blockers = 0
-        self.predecessors: list[Parked] = []
-        self.followers: list[Parked] = []
+        self.predecessors: Sequence[Parked] = ()  # these three are lists once they have any
+        self.followers: Sequence[Parked] = ()
         self.has_left = False
         self.need = ""  # what else it waits for on the host, in words
-        self.stops: list[Callable[[], None]] = []  # end the watching of futures
+        self.stops: Sequence[Callable[[], None]] = ()  # end the watching of futures
         self.withdraw: Callable[[], None] | None = None  # leaves the queue it waits in
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from streamflow.errors import Closed, CycleFound, DeviceLost, UpstreamFailed
-from streamflow.runtime.op import Op
+from streamflow.runtime.op import Op, added
 from streamflow.runtime.parked import (
     NOTHING,
     After,
@@ -145,8 +145,8 @@ class Parking:
             # Each link once: chains of drops would double them every time.
             new = [other for other in older if other not in follower.predecessors]
             for other in new:
-                other.followers.append(follower)
-            follower.predecessors += new
+                other.followers = added(other.followers, follower)
+            follower.predecessors = [*follower.predecessors, *new]
             follower.num_blockers += len(new)
         parked.num_blockers = -1
         if parked.withdraw is not None:
@@ -179,8 +179,8 @@ class Parking:
         parked.sources.append(ticket)
         add_unpassed(ticket, parked.deps)
         if other is not None and other not in parked.predecessors:
-            parked.predecessors.append(other)
-            other.followers.append(parked)
+            parked.predecessors = [*parked.predecessors, other]
+            other.followers = added(other.followers, parked)
             parked.num_blockers += 1
 
     def admit(self, parked: Parked, then: Start) -> None:
@@ -208,7 +208,8 @@ class Parking:
 
     def _take_share(self, parked: Parked) -> None:
         rare = parked.op.rare()
-        rare.budgets = (*rare.budgets, parked.budgets.pop(0))
+        rare.budgets = (*rare.budgets, parked.budgets[0])
+        parked.budgets = parked.budgets[1:]
         rare.is_wanted = True  # others may wait for it to end: the poller runs for it (R11)
 
     def _withdraw(self, parked: Parked, budget: Budget[Parked]) -> None:
@@ -257,9 +258,9 @@ class Parking:
         found = [dep.op._rare.parked for dep in blockers]
         if tail is not None:
             found.append(tail)
-        parked.predecessors = list(dict.fromkeys(found))
+        parked.predecessors = found if len(found) < 2 else list(dict.fromkeys(found))
         for predecessor in parked.predecessors:
-            predecessor.followers.append(parked)
+            predecessor.followers = added(predecessor.followers, parked)
         parked.num_blockers = len(parked.predecessors) + num_needs + len(futures)
         if isinstance(line, Timeline) and line.is_ordered:
             line.parked_tail = parked
@@ -325,14 +326,14 @@ class Parking:
     def _left(self, parked: Parked) -> None:
         line = parked.line
         parked.has_left = True
-        parked.predecessors = []
+        parked.predecessors = ()
         if isinstance(line, Timeline) and line.parked_tail is parked:
             line.parked_tail = None
         if parked.op._rare is not None:
             parked.op._rare.parked = None
         for stop in parked.stops:
             stop()
-        followers, parked.followers = parked.followers, []
+        followers, parked.followers = parked.followers, ()
         for follower in followers:  # possibly of another device of this loop
             follower.op._core.parking.ready(follower)
 

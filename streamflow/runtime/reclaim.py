@@ -67,9 +67,7 @@ def _silence(op: Op[Any] | None) -> None:
     """Leave of ``op`` only what gives back what it holds: who waited is on the dead loop."""
     rare = None if op is None else op._rare
     if rare is not None:
-        rare.wakers.clear()
-        rare.callbacks.clear()
-        rare.on_ended.clear()
+        rare.wakers = rare.callbacks = rare.on_ended = ()
         rare.on_device_done = None
         rare.scope, rare.budgets = None, ()
 

@@ -11,7 +11,7 @@ import anyio
 
 from streamflow.errors import DeadlineExceeded, DeviceLost, OpCancelled, OutOfDeviceMemory
 from streamflow.runtime.failures import add_notes, raise_group
-from streamflow.runtime.op import SCOPE, Op, OpState
+from streamflow.runtime.op import SCOPE, Op, OpState, added
 from streamflow.runtime.report import Report, make_report
 from streamflow.scheduler.budget import Budget, parse_nbytes
 
@@ -232,7 +232,8 @@ class Scope:
                 return
             newest = next(reversed(self._ops), None)
             if newest is not None:
-                newest.rare().on_ended.append(watch)
+                rare = newest.rare()
+                rare.on_ended = added(rare.on_ended, watch)
                 newest._core.want(newest)
 
         watch()

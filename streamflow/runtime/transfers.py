@@ -12,7 +12,7 @@ from streamflow.memory.pinned import SMALL_NBYTES, PinnedBlock
 from streamflow.memory.staging import StagingJob
 from streamflow.runtime.array import DeviceArray, checked_dtype
 from streamflow.runtime.core import Core
-from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.op import Op, OpState, added
 from streamflow.runtime.parked import NOTHING, After, Parked, PickLine, Run, Start
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.scheduler.hazards import Region
@@ -143,7 +143,8 @@ class Transfers:
 
         job = StagingJob(op.ticket.seq, array, address, True, done)
         core.start(staged)
-        op.rare().on_ended.append(ended)
+        rare = op.rare()
+        rare.on_ended = added(rare.on_ended, ended)
         submit(core, _waits_for(ends), start=partial(self._start_staging, job))
         return staged
 

@@ -65,6 +65,11 @@ class Shell(Protocol):
         """
 
 
+def _wake(future: Any) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 class AsyncioShell:
     """asyncio and uvloop."""
 
@@ -115,15 +120,10 @@ class AsyncioShell:
 
     def park(self) -> tuple[Callable[[], None], Callable[[bool], Awaitable[None]]]:
         future = self._loop.create_future()
+        return partial(_wake, future), partial(self._wait, future)
 
-        def wake() -> None:
-            if not future.done():
-                future.set_result(None)
-
-        def wait(shielded: bool) -> Awaitable[None]:
-            return self._wait_shielded(future) if shielded else future
-
-        return wake, wait
+    def _wait(self, future: Any, shielded: bool) -> Awaitable[None]:
+        return self._wait_shielded(future) if shielded else future
 
     async def _wait_shielded(self, future: Any) -> None:
         cancellation = None
