@@ -336,7 +336,9 @@ class CudaBackend:
         *args: Any,
     ) -> None:
         """Run it now; whatever device it leaves current, ours is again afterwards."""
-        self.set_current()
+        # Not set_current() alone: cuda.core keeps its devices by thread, and would refuse the
+        # one of this thread to the function.
+        Device(self.index).set_current()
         try:
             body(*args)
         finally:
