@@ -10,7 +10,7 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from streamflow.errors import Closed, DeadlineExceeded, DeviceLost, OpCancelled
-from streamflow.runtime.failures import add_notes, raise_group
+from streamflow.runtime.failures import add_note, add_notes, raise_group
 from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.registry import take_open
 from streamflow.runtime.report import make_report
@@ -81,6 +81,8 @@ def leave(core: Core, error: BaseException | None) -> None:
     A cancellation stays as it is, with notes; other errors are joined by failed ops.
     """
     failures = core.failures.take()
+    if error is not None and core.left_behind is not None:
+        add_note(error, f"{_left_behind(core)}\n{core.left_behind}")
     if error is not None and not isinstance(error, Exception):
         add_notes(error, failures)
         return
@@ -139,7 +141,9 @@ async def close(core: Core, error: BaseException | None) -> None:
         core.left_behind = make_report(core)
     core.is_closed = True
     if not was_drained:
-        core.abandon(Closed(_left_behind(core)), keeps_blocks=True)
+        closed = Closed(_left_behind(core))
+        core.abandon(closed, keeps_blocks=True)
+        core.observed(closed)  # leave() tells
     if core.lost is not None:
         core.memory.live.clear()  # the memory went with the device
     core.poller.close()

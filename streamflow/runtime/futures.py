@@ -122,7 +122,11 @@ class Futures:
             await future.wait()
             resolved()
 
-        parked.stops.append(self._core.shell.spawn(wait, Context()))
+        def gone() -> None:  # by whoever cancels all tasks of a loop
+            what = f"{parked.op.name}: the task that watched its future was cancelled"
+            self._core.parking.drop(parked, OpCancelled(what))
+
+        parked.stops.append(self._core.shell.spawn(wait, Context(), gone))
 
     def _resolved(self, parked: Parked, future: Any) -> None:
         core, parking = self._core, self._core.parking

@@ -110,22 +110,20 @@ class HostTasks:
         core, op = self._core, parked.op
 
         async def run() -> None:
-            with anyio.CancelScope() as cancel_scope:
-                if op._rare is not None:
-                    op._rare.stop = cancel_scope.cancel
-                try:
-                    result = await function()
-                except anyio.get_cancelled_exc_class():
-                    what = f"{op.name} was cancelled while it ran"
-                    self._ended(parked, None, OpCancelled(what))
-                    raise
-                except BaseException as error:
-                    self._ended(parked, None, error)
-                else:
-                    self._ended(parked, result, None)
+            try:
+                result = await function()
+            except anyio.get_cancelled_exc_class():
+                raise  # gone() tells
+            except BaseException as error:
+                self._ended(parked, None, error)
+            else:
+                self._ended(parked, result, None)
+
+        def gone() -> None:
+            self._ended(parked, None, OpCancelled(f"{op.name} was cancelled before its end"))
 
         core.start(op)
-        core.shell.spawn(run, context)
+        op.rare().stop = core.shell.spawn(run, context, gone)
 
 
 def is_async(function: object) -> bool:

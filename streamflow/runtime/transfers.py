@@ -299,6 +299,7 @@ class Transfers:
         if op._error is not None:  # the device was closed meanwhile
             return
         parked: Parked = op.rare().parked
+        op.rare().stop = None
         if job.error is not None:
             # Submitted all the same: it comes after what the other workers have in flight.
             op.rare().doomed = core.lose(job.error, f"staging {op.name}")

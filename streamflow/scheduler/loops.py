@@ -43,11 +43,15 @@ class Shell(Protocol):
         """
 
     def spawn(
-        self, function: Callable[[], Coroutine[Any, Any, None]], context: Context
+        self,
+        function: Callable[[], Coroutine[Any, Any, None]],
+        context: Context,
+        gone: Callable[[], object],
     ) -> Callable[[], None]:
         """Run ``function()``, which handles its own errors, as a task of the loop.
 
-        Returns what cancels it. The task has no parent: it must end by itself.
+        Returns what cancels it. The task has no parent: it must end by itself. ``gone()`` is
+        called if it ends by a cancellation, also where it had not begun.
         """
 
     def is_over(self) -> bool:
@@ -90,11 +94,20 @@ class AsyncioShell:
         return self._loop.call_later(delay_s, callback, context=self._context).cancel
 
     def spawn(
-        self, function: Callable[[], Coroutine[Any, Any, None]], context: Context
+        self,
+        function: Callable[[], Coroutine[Any, Any, None]],
+        context: Context,
+        gone: Callable[[], object],
     ) -> Callable[[], None]:
         task = self._loop.create_task(function(), context=context)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def done(task: Any) -> None:
+            self._tasks.discard(task)
+            if task.cancelled():
+                gone()
+
+        task.add_done_callback(done, context=self._context)
         return cast(Callable[[], None], task.cancel)
 
     def is_over(self) -> bool:
@@ -205,13 +218,22 @@ class TrioShell:
         return cancel
 
     def spawn(
-        self, function: Callable[[], Coroutine[Any, Any, None]], context: Context
+        self,
+        function: Callable[[], Coroutine[Any, Any, None]],
+        context: Context,
+        gone: Callable[[], object],
     ) -> Callable[[], None]:
         scope = self._trio.CancelScope()
 
         async def run() -> None:
-            with scope:
-                await function()
+            is_over = False
+            try:
+                with scope:
+                    await function()
+                    is_over = True
+            finally:
+                if not is_over:
+                    gone()
 
         self._trio.lowlevel.spawn_system_task(run, context=context)
         return cast(Callable[[], None], scope.cancel)
@@ -275,7 +297,10 @@ class EndedShell:
         return _do_nothing
 
     def spawn(
-        self, function: Callable[[], Coroutine[Any, Any, None]], context: Context
+        self,
+        function: Callable[[], Coroutine[Any, Any, None]],
+        context: Context,
+        gone: Callable[[], object],
     ) -> Callable[[], None]:
         return _do_nothing
 

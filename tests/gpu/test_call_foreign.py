@@ -16,7 +16,7 @@ def test_cupy_works_on_arrays_of_ours():
     cupy = pytest.importorskip("cupy")
 
     def smooth(stream, x, y):
-        with cupy.cuda.ExternalStream(stream.handle):
+        with cupy.cuda.Stream.from_external(stream):
             x, y = cupy.asarray(x), cupy.asarray(y)
             y[...] = cupy.sqrt(x) + 2 * y
             return y.shape

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import SPIN, Opener
 
 import streamflow as sf
 
@@ -34,46 +35,6 @@ def _trio(main: Main) -> Any:
 def run(request: pytest.FixtureRequest) -> Callable[[Main], Any]:
     """Run a coroutine function to its end on one of the loops."""
     return request.param
-
-
-SPIN = sf.Kernel.from_source(
-    """extern "C" __global__ void spin(double seconds) {
-        long long start, now;
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
-        do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); }
-        while (now - start < (long long)(seconds * 1e9));
-    }""",
-    body=lambda seconds: None,
-    cost=lambda seconds: seconds,
-)
-
-
-class Opener:
-    """Opens devices of one backend and stalls their streams in the way that backend can."""
-
-    def __init__(self, backend: str, clock: str = "virtual") -> None:
-        self.backend = backend
-        self.clock = clock
-
-    def __call__(self, index: int = 0, **settings: Any) -> sf.Device:
-        if self.backend == "sim":
-            settings.setdefault("sim_clock", self.clock)
-        return sf.Device(index, backend=self.backend, settings=sf.Settings(**settings))
-
-    def stall(self, dev: sf.Device, stream: sf.Stream, seconds: float = 0.3) -> Stall:
-        """Hold ``stream``: until released on the simulator, for ``seconds`` on a GPU."""
-        return Stall(dev, stream, seconds)
-
-
-class Stall:
-    def __init__(self, dev: sf.Device, stream: sf.Stream, seconds: float) -> None:
-        self._gate = dev.sim.gate(stream) if dev.backend == "sim" else None
-        if self._gate is None:
-            dev.launch(SPIN, seconds, grid=1, block=1, stream=stream, name="stall")
-
-    def release(self) -> None:
-        if self._gate is not None:
-            self._gate.release()
 
 
 @pytest.fixture(params=["virtual", "wall", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -14,6 +14,7 @@ from typing import Any
 import anyio.lowlevel
 import numpy as np
 import pytest
+from support import Opener, until
 
 import streamflow as sf
 import streamflow.backends
@@ -40,13 +41,27 @@ class AtOnce(SimDevice):
         return super().translate(error, doing)
 
 
-@pytest.fixture(autouse=True, params=["its own way", "at once"])
-def way(request, open_device, monkeypatch):
-    if request.param == "at once":
-        if open_device.backend == "cuda":
-            pytest.skip("CUDA runs functions at once as it is")
+def opener(where, monkeypatch):
+    clock, _, way = where.partition(", ")
+    if clock == "cuda":
+        return Opener("cuda", "host")
+    if way == "at once":
         monkeypatch.setattr(streamflow.backends, "_OPENERS", dict(streamflow.backends._OPENERS))
         register_backend("sim", AtOnce)
+    return Opener("sim", clock)
+
+
+SIMULATED = ["virtual", "wall", "virtual, at once", "wall, at once"]
+
+
+@pytest.fixture(params=[*SIMULATED, pytest.param("cuda", marks=pytest.mark.gpu)])
+def open_device(request, monkeypatch):
+    return opener(request.param, monkeypatch)
+
+
+@pytest.fixture(params=SIMULATED)
+def open_simulated(request, monkeypatch):
+    return opener(request.param, monkeypatch)
 
 
 def is_late(dev: sf.Device) -> bool:
@@ -129,12 +144,9 @@ def test_later_uses_wait_for_what_the_function_submitted(run, open_device):
     run(main)
 
 
-def test_on_the_simulator_the_function_runs_when_the_device_comes_to_it(run, open_device):
-    if open_device.backend != "sim":
-        pytest.skip("on CUDA it runs at its submission")
-
+def test_on_the_simulator_the_function_runs_when_the_device_comes_to_it(run, open_simulated):
     async def main():
-        async with open_device() as dev:
+        async with open_simulated() as dev:
             log = []
             gate = dev.sim.gate("compute0")
             op = dev.call(lambda stream: log.append("ran"))
@@ -267,7 +279,7 @@ def test_calls_wait_for_room_in_the_window(run, open_device):
             await x
             stall = open_device.stall(dev, slow)
             ops = [dev.call(set_all, x, value, stream=slow) for value in range(5)]
-            assert ops[0].state is sf.OpState.SUBMITTED
+            await until(lambda: ops[0].state is sf.OpState.SUBMITTED)  # a GPU loads the stall
             assert ops[-1].state is sf.OpState.PARKED
             stall.release()
             assert (await dev.get(x)).tolist() == [4] * N
@@ -613,12 +625,9 @@ def test_arrays_that_cannot_be_used_are_refused(run, open_device, where):
     run(main)
 
 
-def test_a_lost_or_closed_device_takes_no_calls(run, open_device, add_one):
-    if open_device.backend != "sim":
-        pytest.skip("losing a GPU takes the process with it")
-
+def test_a_lost_or_closed_device_takes_no_calls(run, open_simulated, add_one):
     async def main():
-        async with open_device() as dev:
+        async with open_simulated() as dev:
             x = dev.zeros(N, np.float32)
             dev.sim.fail("launch")
             dev.launch(add_one, x, N)

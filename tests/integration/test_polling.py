@@ -9,6 +9,7 @@ from math import log
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
+from support import Opener
 
 import streamflow as sf
 from streamflow.backends.sim.event import SimEvent
@@ -170,10 +171,12 @@ def num_looks_max(wait_s):
     return 50e-6 / 0.015 / 50e-6 + log(max(1.0, wait_s / (50e-6 / 0.015))) / log(1.015)
 
 
+@pytest.mark.parametrize(
+    "open_device",
+    [Opener("sim", "wall"), pytest.param(Opener("cuda", "host"), marks=pytest.mark.gpu)],
+    ids=["wall", "cuda"],
+)
 def test_c20_in_real_time_waiting_takes_few_queries_and_little_processor(run, open_device, spin):
-    if open_device.clock == "virtual":
-        pytest.skip("time does not pass by itself")
-
     async def main():
         async with open_device() as dev:
             streams = [dev.stream() for _ in range(NUM_STREAMS)]

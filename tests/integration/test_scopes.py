@@ -329,6 +329,38 @@ def test_a_cancelled_scope_cancels_its_coroutines_and_lets_threads_end(run):
     run(main)
 
 
+@pytest.mark.parametrize("num_turns", range(6))
+def test_a_coroutine_that_has_hardly_begun_is_cancelled_with_its_scope(run, num_turns):
+    async def main():
+        async with virtual() as dev:
+            with anyio.CancelScope() as cancel_scope:
+                async with dev.scope():
+                    op = dev.host(anyio.sleep_forever)
+                    await turns(num_turns)
+                    cancel_scope.cancel()
+                    await op
+            assert cancel_scope.cancelled_caught
+            assert op.state is sf.OpState.CANCELLED
+
+    run(main)
+
+
+@native
+def test_ops_whose_tasks_are_cancelled_by_a_stranger_end(run, add_one):
+    async def main():
+        async with virtual() as dev:
+            x, never = dev.zeros(4, np.float32), anyio.Event()
+            ops = [dev.host(anyio.sleep_forever), dev.launch(add_one, x, 4, after=never)]
+            await turns()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            for op in ops:
+                with pytest.raises(sf.OpCancelled):
+                    await op
+
+    run(main)
+
+
 # -- deadlines -------------------------------------------------------------------------------
 
 
