@@ -323,8 +323,15 @@ class Device(Submit):
         return live_handles(self._here)
 
     def report(self) -> Report:
-        """The oldest unfinished op of every stream, and what is parked: prints as text."""
-        return make_report(self._here)
+        """The oldest unfinished op of every stream, and what is parked: prints as text.
+
+        Looks at the device, so that what has ended is not in it; never blocks.
+        """
+        core = self._here
+        if core.lost is None and not core.is_closed:
+            for line in list(core.lines):
+                core.reap(line)
+        return make_report(core)
 
     def _resolve(self, target: Any) -> Any:
         """The backend stream behind a stream, a lane or a lane's name, for the controls."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sys import _getframe
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 
@@ -32,8 +33,9 @@ class Memory:
         self._core = core
         # The default threshold of 0 gives memory back at every synchronisation.
         self.pool = core.backend.create_pool(release_threshold_nbytes=_POOL_THRESHOLD_NBYTES)
-        # By address: where a free goes, what it waits for, and the allocation's op.
-        self.live: dict[int, tuple[Timeline, Region, Op[None]]] = {}
+        # By address: the allocation, its size, and its op. Weak: its region knows the uses
+        # that failed, their errors the frames they passed, and those may hold its arrays (C23).
+        self.live: dict[int, tuple[ref[Allocation], int, Op[None]]] = {}
         self._is_open = True
 
     def array(
@@ -74,7 +76,7 @@ class Memory:
                 core.reap(line)
         memory = Allocation(core, address, nbytes, op, line)
         if address:
-            self.live[address] = (line, memory.root, op)
+            self.live[address] = (ref(memory), nbytes, op)
         return DeviceArray(memory, memory.root, address, shape, dtype, size)
 
     def _allocate_slowly(self, op: Op[None], nbytes: int, line: Timeline) -> int:
@@ -225,8 +227,11 @@ class Memory:
 
     def free_all(self) -> None:
         """Free what is still live: the device is being closed and has drained."""
-        for address, (home, root, _) in list(self.live.items()):
-            self.free(address, home, root)
+        for address, (known, nbytes, op) in list(self.live.items()):
+            memory = known()
+            # Gone, and its finaliser's note not read yet: all uses have ended.
+            root = Region(op.ticket, 0, nbytes) if memory is None else memory.root
+            self.free(address, op.ticket.timeline, root)
 
     def close(self) -> None:
         """Destroy the pool."""

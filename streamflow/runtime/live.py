@@ -30,7 +30,7 @@ class LiveArrays:
         """Those of ``core`` now."""
         core.drain_dropped()
         live = core.memory.live.values()
-        nbytes = sum(root.stop - root.start for _, root, _ in live)
+        nbytes = sum(size for _, size, _ in live)
         where = tuple(made.where for _, _, made in live)
         return cls(core.backend.index, len(live), nbytes, where)
 

@@ -1,5 +1,7 @@
 """What happens when work fails, is cancelled, or outlives its device (R6, R8, R9)."""
 
+import gc
+
 import anyio
 import anyio.lowlevel
 import numpy as np
@@ -338,3 +340,44 @@ def test_overwriting_behind_a_failed_copy_on_a_closed_stream(run):
             return await dev.get(x)
 
     assert (run(main) == 1).all()
+
+
+def test_c23_an_array_that_an_error_holds_is_freed_once_the_error_is_gone(run, add_one):
+    """The error knows the frames it passed, and those the array whose use failed."""
+
+    async def main():
+        async with virtual() as dev:
+
+            async def fails():
+                x = dev.put(np.zeros(64, np.float32))
+                dev.sim.fail(kind="launch", sticky=False)
+                dev.launch(add_one, x, 64)
+                await dev.get(x)
+
+            with pytest.raises(sf.UpstreamFailed) as caught:
+                await fails()
+            caught.value.__cause__.with_traceback(None)
+            assert "array" in dev.live()
+            del caught
+            gc.collect()
+            await dev.synchronize()
+            assert dev.live() == {}
+            assert dev.memory.used_nbytes == 0
+
+    run(main)
+
+
+def test_a_report_leaves_out_what_has_ended(run, add_one):
+    async def main():
+        async with virtual() as dev:
+            small = dev.zeros(64, np.float32)
+            side = dev.stream("side")
+            await small
+            short = dev.launch(add_one, small, 64, stream=side)
+            await dev.zeros(1 << 24, np.float32)  # takes longer
+            assert short.state is sf.OpState.SUBMITTED  # nobody has looked
+            assert dev.report().rows == ()
+            assert "nothing is unfinished" in str(dev.report())
+            assert short.state is sf.OpState.DONE
+
+    run(main)
