@@ -21,6 +21,7 @@ import numpy as np
 from streamflow.backends.base import Backend
 from streamflow.errors import OpCancelled
 from streamflow.memory.layout import pieces
+from streamflow.scheduler.fair import FairQueue
 from streamflow.scheduler.workers import Workers
 
 __all__ = ["Staging", "StagingJob"]
@@ -75,8 +76,9 @@ class _Channel:
 class StagingJob:
     """One array on its way. ``done(job)`` runs on the loop when all workers have ended.
 
-    ``ends`` are events that follow every copy the job submitted: whoever uses the
-    memory on the device next waits for them. Where ``error`` is set, the copies have ended.
+    ``key`` is who takes turns with others: a scope, or None. ``ends`` are events that follow
+    every copy the job submitted: whoever uses the memory on the device next waits for them.
+    Where ``error`` is set, the copies have ended.
     """
 
     seq: int
@@ -84,6 +86,7 @@ class StagingJob:
     address: int
     is_in: bool
     done: Callable[[StagingJob], None]
+    key: object = None
     is_timed: bool = False
     is_started: bool = False
     is_stopped: bool = False
@@ -107,21 +110,24 @@ class Staging:
             is_in: [_Channel(backend, self._nbytes[is_in], n) for n in range(num)]
             for is_in in (True, False)
         }
-        self._waiting: dict[bool, deque[StagingJob]] = {True: deque(), False: deque()}
+        # Taking turns, so that one scope's many jobs don't hold up another's one.
+        self._waiting: dict[bool, FairQueue[StagingJob]] = {
+            is_in: FairQueue("staging") for is_in in (True, False)
+        }
         self._active: set[StagingJob] = set()
         self._lock = threading.Lock()
 
     def start(self, job: StagingJob) -> None:
-        """Begin ``job`` now, or when a channel is free; first come first served."""
+        """Begin ``job`` now, or when a channel is free; first come first served for each key."""
         job.is_started = True
-        self._waiting[job.is_in].append(job)
+        self._waiting[job.is_in].push(job.key, job)
         self._start_waiting(job.is_in)
 
     def stop(self, job: StagingJob) -> None:
         """Have ``job`` end after the chunk it is at, or at once if none has begun (rule R8)."""
         job.is_stopped = True
-        if job in self._waiting[job.is_in]:
-            self._waiting[job.is_in].remove(job)
+        if job.num_running == 0 and job not in self._active:
+            self._waiting[job.is_in].remove(job.key, job)
             job.error = OpCancelled("the copy was stopped before it began")
             job.done(job)
 
@@ -134,7 +140,8 @@ class Staging:
             job.is_stopped = True
         if drops_waiting:
             for waiting in self._waiting.values():
-                waiting.clear()
+                while waiting:
+                    waiting.pop()
 
     def close_blocking(self) -> None:
         """Unpin the chunks. Worker threads only, once no job is active."""
@@ -146,7 +153,7 @@ class Staging:
         waiting, idle = self._waiting[is_in], self._idle[is_in]
         nbytes = self._nbytes[is_in]
         while waiting and idle:
-            job = waiting.popleft()
+            job = waiting.pop()
             self._active.add(job)
             wanted = max(1, min(-(-job.array.nbytes // nbytes), self._num, len(idle)))
             channels, idle[:] = idle[:wanted], idle[wanted:]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from sys import _getframe
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,15 +25,6 @@ _SUBMITTED = OpState.SUBMITTED
 _NOWHERE = Timeline(0)  # has seen nothing: waits needed here are the maximal tickets
 
 
-class Live(NamedTuple):
-    """An allocation that has not been given back, and where it was made."""
-
-    home: Timeline
-    root: Region
-    nbytes: int
-    origin: tuple[CodeType, int]
-
-
 class Memory:
     """The owned pool of one device and the arrays in it."""
 
@@ -40,11 +32,17 @@ class Memory:
         self._core = core
         # The default threshold of 0 gives memory back at every synchronisation.
         self.pool = core.backend.create_pool(release_threshold_nbytes=_POOL_THRESHOLD_NBYTES)
-        self.live: dict[int, Live] = {}
+        # By address: where a free goes, what it waits for, and the allocation's op.
+        self.live: dict[int, tuple[Timeline, Region, Op[None]]] = {}
         self._is_open = True
 
     def array(
-        self, shape: tuple[int, ...], size: int, dtype: np.dtype[Any], line: Timeline
+        self,
+        shape: tuple[int, ...],
+        size: int,
+        dtype: np.dtype[Any],
+        line: Timeline,
+        frame: FrameType | None = None,
     ) -> DeviceArray:
         """An uninitialised array, allocated on ``line`` now; never parks, never waits.
 
@@ -56,7 +54,7 @@ class Memory:
             After reaping, freeing what was dropped and trimming.
         """
         core, nbytes = self._core, size * dtype.itemsize
-        op: Op[None] = Op(core, "empty", None)
+        op: Op[None] = Op(core, "empty", None, frame)
         if not core.is_fast:
             address = self._allocate_slowly(op, nbytes, line)
         else:
@@ -76,7 +74,7 @@ class Memory:
                 core.reap(line)
         memory = Allocation(core, address, nbytes, op, line)
         if address:
-            self.live[address] = Live(line, memory.root, nbytes, (op._code, op._lasti))
+            self.live[address] = (line, memory.root, op)
         return DeviceArray(memory, memory.root, address, shape, dtype, size)
 
     def _allocate_slowly(self, op: Op[None], nbytes: int, line: Timeline) -> int:
@@ -128,12 +126,17 @@ class Memory:
             ) from error
 
     def free(
-        self, address: int, home: Timeline, root: Region, stream: Stream | None = None
+        self,
+        address: int,
+        home: Timeline,
+        root: Region,
+        stream: Stream | None = None,
+        frame: FrameType | None = None,
     ) -> Op[None]:
         """Queue the free of an allocation behind every use (rule R5)."""
         core = self._core
         self.live.pop(address, None)
-        op: Op[None] = Op(core, "free", None)
+        op: Op[None] = Op(core, "free", None, frame)
         deps: list[Ticket] = []
         root.before_write(deps)
         line = None
@@ -214,13 +217,16 @@ class Memory:
 
     def free_dropped(self, address: int, home: Timeline, root: Region) -> None:
         """Free what a finaliser left, unless closing the device has."""
-        if address in self.live:
-            self.free(address, home, root)
+        live = self.live.get(address)
+        if live is not None:
+            made = live[2]
+            op = self.free(address, home, root, frame=_getframe())
+            op._code, op._lasti = made._code, made._lasti  # nobody called for it
 
     def free_all(self) -> None:
         """Free what is still live: the device is being closed and has drained."""
-        for address, live in list(self.live.items()):
-            self.free(address, live.home, live.root)
+        for address, (home, root, _) in list(self.live.items()):
+            self.free(address, home, root)
 
     def close(self) -> None:
         """Destroy the pool."""

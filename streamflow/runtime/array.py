@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from math import prod
 from operator import index
+from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,7 +154,7 @@ class DeviceArray:
         if memory.is_freed:
             self.check_usable()
         memory.is_freed = True
-        return core.memory.free(memory.address, memory.home, memory.root, stream)
+        return core.memory.free(memory.address, memory.home, memory.root, stream, _getframe(1))
 
     @property
     def is_freed(self) -> bool:

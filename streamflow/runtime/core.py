@@ -26,13 +26,12 @@ from streamflow.errors import (
 from streamflow.memory.pinned import PinnedPool
 from streamflow.memory.staging import Staging
 from streamflow.runtime.allocate import Memory
-from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.failures import Failures, add_note
-from streamflow.runtime.futures import Futures, is_future
+from streamflow.runtime.futures import Futures
 from streamflow.runtime.host import HostTasks
 from streamflow.runtime.instrument import Instrument
 from streamflow.runtime.op import SCOPE, Op, OpState
-from streamflow.runtime.parked import NOTHING, After, PickLine
+from streamflow.runtime.parked import PickLine
 from streamflow.runtime.parking import Parking
 from streamflow.runtime.poller import Poller
 from streamflow.runtime.report import Report
@@ -99,6 +98,7 @@ class Core:
         )
         self.pools = (self.background, self.stagers, self.host.workers)
         self.futures = Futures(self)
+        self.after, self.tickets_of = self.futures.after, self.futures.tickets_of
         self.pinned = PinnedPool(
             backend.allocate_pinned_blocking,
             backend.free_pinned_blocking,
@@ -341,55 +341,6 @@ class Core:
                 self.when_ended(ticket, partial(self.when_all_ended, tickets, react))
                 return
         react()
-
-    def after(self, after: Any) -> After:
-        """What ``after=`` names: ops, arrays for their latest write, and futures.
-
-        Raises
-        ------
-        TypeError
-            Something else.
-        ValueError
-            An op or a future of another event loop.
-        Closed
-            A freed array.
-        """
-        if isinstance(after, (tuple, list)) and not after:
-            return NOTHING
-        if isinstance(after, (Op, DeviceArray)) or is_future(after):
-            after = (after,)
-        tickets: list[Ticket] = []
-        futures: list[Any] = []
-        if not isinstance(after, Iterable):
-            after = (after,)
-        for item in after:
-            if isinstance(item, (Op, DeviceArray)):
-                tickets += self.tickets_of(item)
-            elif is_future(item):
-                self.futures.check(item)
-                futures.append(item)
-            else:
-                raise TypeError(f"after= takes ops, device arrays and futures, found {item!r}")
-        return After(tickets, futures)
-
-    def tickets_of(self, item: Op[Any] | DeviceArray) -> list[Ticket]:
-        """What comes after ``item`` has to come after: the op, or the writes of the array."""
-        core = item._core
-        tickets: list[Ticket] = []
-        if isinstance(item, DeviceArray):
-            item.check_usable()
-            for other in item._region.overlapping:
-                add_unpassed(other.last_write, tickets)
-            ticket = item._region.last_write
-        elif item.kind == "staged":
-            raise ValueError("after= takes ops of the device: pass the array instead")
-        else:
-            ticket = item.ticket
-        if core is not self and core.shell.key != self.shell.key:
-            raise ValueError(f"{item!r} belongs to another event loop")
-        if not ticket.is_passed or ticket.failure is not None:
-            tickets.append(ticket)
-        return tickets
 
     def reap(self, timeline: Timeline, is_head_done: bool = False) -> int:
         """Retire what has completed on ``timeline``; a fault found here loses the device."""

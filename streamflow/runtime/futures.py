@@ -1,8 +1,8 @@
-"""Futures of the event loop as dependencies: ``after=`` takes what isn't an op yet (R7)."""
+"""What ``after=`` takes: ops, arrays, and futures of the event loop that aren't ops yet (R7)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
 from contextvars import Context
 from inspect import iscoroutinefunction
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from streamflow.errors import OpCancelled, UpstreamFailed
 from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.op import Op
+from streamflow.runtime.parked import NOTHING, After, Parked
+from streamflow.scheduler.hazards import add_unpassed
+from streamflow.scheduler.timeline import Ticket
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
-    from streamflow.runtime.parked import Parked
 
 __all__ = ["Futures", "is_future"]
 
@@ -35,12 +37,61 @@ def is_future(item: object) -> bool:
 
 
 class Futures:
-    """What parked ops of one device wait for in the event loop."""
+    """What ops of one device come after: ops, arrays, and futures of the event loop."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    def check(self, future: Any) -> None:
+    def after(self, after: Any) -> After:
+        """What ``after=`` names: ops, arrays for their latest write, and futures.
+
+        Raises
+        ------
+        TypeError
+            Something else.
+        ValueError
+            An op or a future of another event loop.
+        Closed
+            A freed array.
+        """
+        if isinstance(after, (tuple, list)) and not after:
+            return NOTHING
+        if isinstance(after, (Op, DeviceArray)) or is_future(after):
+            after = (after,)
+        tickets: list[Ticket] = []
+        futures: list[Any] = []
+        if not isinstance(after, Iterable):
+            after = (after,)
+        for item in after:
+            if isinstance(item, (Op, DeviceArray)):
+                tickets += self.tickets_of(item)
+            elif is_future(item):
+                self._check(item)
+                futures.append(item)
+            else:
+                raise TypeError(f"after= takes ops, device arrays and futures, found {item!r}")
+        return After(tickets, futures)
+
+    def tickets_of(self, item: Op[Any] | DeviceArray) -> list[Ticket]:
+        """What comes after ``item`` has to come after: the op, or the writes of the array."""
+        core = item._core
+        tickets: list[Ticket] = []
+        if isinstance(item, DeviceArray):
+            item.check_usable()
+            for other in item._region.overlapping:
+                add_unpassed(other.last_write, tickets)
+            ticket = item._region.last_write
+        elif item.kind == "staged":
+            raise ValueError("after= takes ops of the device: pass the array instead")
+        else:
+            ticket = item.ticket
+        if core is not self._core and core.shell.key != self._core.shell.key:
+            raise ValueError(f"{item!r} belongs to another event loop")
+        if not ticket.is_passed or ticket.failure is not None:
+            tickets.append(ticket)
+        return tickets
+
+    def _check(self, future: Any) -> None:
         """Raise ``ValueError`` if ``future`` is of another event loop."""
         get_loop = getattr(future, "get_loop", None)
         if get_loop is not None and get_loop() is not self._core.shell.key:

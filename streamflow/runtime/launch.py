@@ -28,6 +28,7 @@ __all__ = ["Launcher"]
 _MAX_CONFIGS = 1024
 _READ, _WRITE = Access.READ, Access.WRITE
 _SUBMITTED = OpState.SUBMITTED
+_NOTHING = ()  # the empty tuple is one object: the default is found without a look inside
 
 
 class _Plan:
@@ -137,7 +138,7 @@ class Launcher:
         writes: list[Region] = []
         deps: list[Ticket] = []
         largest = 0
-        is_plain = plan.is_plain and core.is_fast and after.__class__ is tuple and not after
+        is_plain = plan.is_plain and core.is_fast and after is _NOTHING
         is_overwrite = True
         for place, low, high, convert in plan.scalars:
             value = args[place]

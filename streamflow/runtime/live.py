@@ -7,8 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streamflow.runtime.origin import describe
-
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
@@ -32,8 +30,9 @@ class LiveArrays:
         """Those of ``core`` now."""
         core.drain_dropped()
         live = core.memory.live.values()
-        where = tuple(describe(*each.origin) for each in live)
-        return cls(core.backend.index, len(live), sum(each.nbytes for each in live), where)
+        nbytes = sum(root.stop - root.start for _, root, _ in live)
+        where = tuple(made.where for _, _, made in live)
+        return cls(core.backend.index, len(live), nbytes, where)
 
     def __str__(self) -> str:
         arrays = "1 array" if self.num == 1 else f"{self.num} arrays"

@@ -263,6 +263,10 @@ class Op(Generic[T]):
             rare = self._rare = _Rare()
         return rare
 
+    def move_to(self, frame: FrameType) -> None:
+        """Say that it was called for there."""
+        self._code, self._lasti = frame.f_code, frame.f_lasti
+
     def story(self) -> str:
         """What is known of the op, for errors and reports."""
         stream = self.stream

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from sys import _getframe
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,7 +13,8 @@ from streamflow.runtime.core import Core
 from streamflow.runtime.foreign import Arrays, call
 from streamflow.runtime.kernel import Kernel
 from streamflow.runtime.launch import Launcher
-from streamflow.runtime.op import Op
+from streamflow.runtime.op import SCOPE, Op
+from streamflow.runtime.origin import caller
 from streamflow.runtime.stream import ENTERED, Stream, explicit_line
 from streamflow.runtime.transfers import Transfers, fill_pattern
 from streamflow.scheduler.placement import least_loaded
@@ -64,7 +66,8 @@ class Submit:
             core.check_open()
         checked = checked_dtype(dtype)
         dims, size = checked_shape(shape, checked.itemsize)
-        core.check_budgets(size * checked.itemsize, "empty")
+        if SCOPE.get() is not None:
+            core.check_budgets(size * checked.itemsize, "empty")
         line = explicit_line(core, stream) if stream is not None or ENTERED.get() else None
         if line is None:
             placement = core.placement
@@ -72,7 +75,7 @@ class Submit:
                 line = least_loaded(core.compute)
             else:
                 line = placement.pick("empty", "empty", ())
-        return core.memory.array(dims, size, checked, line)
+        return core.memory.array(dims, size, checked, line, _getframe(1))
 
     def zeros(
         self, shape: Any, dtype: Any = np.float64, *, stream: Stream | None = None
@@ -94,6 +97,7 @@ class Submit:
         """
         fill_pattern(value, checked_dtype(dtype))  # refuse before anything is allocated
         array = self.empty(shape, dtype, stream=stream)
+        array.allocation.move_to(caller(1))
         self._transfers.fill(array, value, stream, array.allocation.ticket.timeline)
         return array
 
@@ -136,7 +140,8 @@ class Submit:
         ----------
         source : array-like
             Any layout; copied in C order. Up to 64 KiB it is read before this returns;
-            larger, it must not change until ``await array.staged``.
+            larger, it must not change until ``await array.staged``. An :class:`Op`, of a
+            host task say, stands for its result; it needs ``out``.
         out : DeviceArray, optional
             Of the same shape and dtype; default: a new array.
         stream : Stream, optional

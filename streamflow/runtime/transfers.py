@@ -44,6 +44,8 @@ class Transfers:
     ) -> tuple[DeviceArray, Op[Any]]:
         """Copy ``source`` into ``out`` or a new array; returns it with the op that writes it."""
         core = self._core
+        if isinstance(source, Op):
+            return self._put_result(source, out, stream, after)
         array = host_array(source)
         line = explicit_line(core, stream) or self._h2d
         first = core.after(after)
@@ -75,6 +77,49 @@ class Transfers:
             submit(core, run)
             return out, op
         out._staged = self._stage_in(array, out.address, submit)
+        return out, op
+
+    def _put_result(
+        self, source: Op[Any], out: DeviceArray | None, stream: Stream | None, after: Any
+    ) -> tuple[DeviceArray, Op[Any]]:
+        """Copy what ``source`` results in, once it has: a host task's array, say."""
+        core = self._core
+        if out is None:
+            raise ValueError(f"the shape of {source.name}'s result isn't known yet: pass out=")
+        self.check_array(out)
+        line = explicit_line(core, stream) or self._h2d
+        first = core.after(after)
+        core.check_budgets(out.nbytes, "put")
+        first = After([*first.tickets, *core.tickets_of(source)], first.futures)
+        first = self._placed_in(line, first)
+        op: Op[Any] = Op(core, "put", None)
+        address, shape, dtype = out.address, out.shape, out.dtype
+        ends: list[Any] = []
+
+        def done(job: StagingJob) -> None:
+            ends.extend(job.ends)
+            self._staged(op, job)
+
+        def start(parked: Parked) -> None:
+            core.when_all_ended([source.ticket], partial(take, parked))
+
+        def take(parked: Parked) -> None:
+            if parked.has_left:
+                return
+            if source._error is not None:
+                core.parking.ready(parked)  # which says what failed
+                return
+            try:
+                array = host_array(source._result)
+                check_same(shape, dtype, array.shape, array.dtype)
+            except Exception as error:
+                core.parking.drop(parked, error.with_traceback(None))
+                return
+            self._start_staging(StagingJob(op.ticket.seq, array, address, True, done), parked)
+
+        regions = (out._region,)
+        submit = _Submission(op, line, (), regions, first, out.is_whole_region, out.nbytes)
+        submit(core, _waits_for(ends), start=start)
         return out, op
 
     def _stage_in(self, array: Array, address: int, submit: _Submission) -> Op[None]:
@@ -243,6 +288,7 @@ class Transfers:
     def _stage(self, job: StagingJob, parked: Parked) -> None:
         core, op = self._core, parked.op
         job.is_timed = core.instrument is not None
+        job.key = op.rare().scope
         op.rare().stop = partial(core.staging.stop, job)
         core.start(op)
         core.staging.start(job)

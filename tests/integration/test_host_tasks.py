@@ -33,6 +33,30 @@ def test_a_host_task_gets_ndarrays_and_its_result_feeds_later_ops(run, open_devi
     run(main)
 
 
+def test_the_result_of_a_host_task_is_put_once_it_is_there(run, open_device, add_one):
+    async def main():
+        async with open_device() as dev:
+            x, y = dev.zeros(4, np.float32), dev.zeros(1 << 16, np.float32)
+            dev.put(dev.host(lambda n: np.arange(n, dtype=np.float32), 4), out=x)
+            dev.put(dev.host(lambda: np.ones(1 << 16, np.float32)), out=y)
+            dev.launch(add_one, x, 4)
+            assert (await dev.get(x)).tolist() == [1, 2, 3, 4]
+            assert (await dev.get(y)).all()
+            with pytest.raises(ValueError, match="pass out="):
+                dev.put(dev.host(int))
+            for bad, kind in ((np.zeros(3, np.float32), ValueError), (np.zeros(4), TypeError)):
+                dev.put(dev.host(lambda bad=bad: bad), out=x)
+                with pytest.raises(kind, match="the destination has"):
+                    await x
+            dev.put(dev.host(lambda: 1 / 0), out=x)
+            with pytest.raises(sf.UpstreamFailed, match="division by zero"):
+                await dev.get(x)
+            dev.fill(x, 7)
+            assert (await dev.get(x)).tolist() == [7, 7, 7, 7]
+
+    run(main)
+
+
 def test_a_host_task_runs_on_a_worker_thread_after_its_inputs_in_the_callers_context(run, add_one):
     variable = contextvars.ContextVar("variable", default="nobody")
 
