@@ -81,15 +81,16 @@ class Program:
     def __init__(self, loop: str, backend: str, clock: str, folder: Path) -> None:
         self.loop = loop
         self.backend = backend
+        self.clock = clock
         self._prelude = PRELUDE.format(loop=loop, backend=backend, clock=clock)
-        self._path = folder / "program.py"
+        self.path = folder / "program.py"
 
     def start(self, text: str, **env: str) -> subprocess.Popen[str]:
-        self._path.write_text(self._prelude + textwrap.dedent(text), encoding="utf-8")
+        self.path.write_text(self._prelude + textwrap.dedent(text), encoding="utf-8")
         paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
         return subprocess.Popen(
             # Newer Pythons warn of any fork in a process that has threads.
-            [sys.executable, "-W", "ignore::DeprecationWarning", str(self._path)],
+            [sys.executable, "-W", "ignore::DeprecationWarning", str(self.path)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -112,6 +113,6 @@ class Program:
             process.kill()
             raise
         if stderr is not None:
-            assert err == stderr
+            assert err == stderr, err
         assert process.returncode == code, err
         return out, err
