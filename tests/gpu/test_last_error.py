@@ -45,7 +45,7 @@ def test_cr3_a_query_that_is_not_ready_leaves_no_last_error(loop):
             looked = []
 
             async def look():
-                while not op._state.value == "done":
+                while op._state.value != "done":
                     if dev.stats().num_queries > before and not op.done():
                         looked.extend(map(int, last_errors()))
                     await turns(1)
