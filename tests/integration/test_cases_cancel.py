@@ -183,7 +183,7 @@ def test_c1_a_keyboard_interrupt_in_an_await(run, open_device, add_one, kind):
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     async def main():
-        async with open_device() as dev:
+        async with open_device(close_timeout_s=5.0) as dev:
             stream = dev.stream("stalled")
             case = Stalled(dev, stream, kind, add_one)
             await case.prepare()
