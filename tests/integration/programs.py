@@ -88,6 +88,7 @@ class Program:
     def start(self, text: str, **env: str) -> subprocess.Popen[str]:
         self.path.write_text(self._prelude + textwrap.dedent(text), encoding="utf-8")
         paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
+        paths += filter(None, [os.environ.get("PYTHONPATH")])
         return subprocess.Popen(
             # Newer Pythons warn of any fork in a process that has threads.
             [sys.executable, "-W", "ignore::DeprecationWarning", str(self.path)],

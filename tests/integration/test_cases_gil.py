@@ -104,8 +104,7 @@ def test_c3_awaits_end_while_a_thread_calls_the_driver_with_the_gil(run, add_one
 
             try:
                 with keeping_the_gil(step):
-                    for _ in range(3):
-                        await many_awaits(dev, add_one, 16)
+                    await many_awaits(dev, add_one, 16, 5)
             finally:
                 assert driver.cuDevicePrimaryCtxRelease_v2(0) == 0
 

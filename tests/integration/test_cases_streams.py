@@ -15,9 +15,15 @@ import streamflow as sf
 NUM = 1000
 
 
+async def warm_up(dev, kernel):
+    """Have it compiled: an op that waits for a compiler has no lane yet."""
+    await dev.launch(kernel, dev.zeros(4, np.float32), 4)
+
+
 def test_c10_two_tasks_take_turns_inside_their_blocks(run, open_device, add_one):
     async def main():
         async with open_device() as dev:
+            await warm_up(dev, add_one)
             fixed, wrong = dev.stream("fixed"), []
 
             async def work(name):
@@ -57,6 +63,7 @@ def test_c10_a_suspended_generator_that_holds_a_block(run, open_device, add_one,
 
     async def main():
         async with open_device() as dev:
+            await warm_up(dev, add_one)
             x, own, outer = dev.zeros(4, np.float32), dev.stream("own"), dev.stream("outer")
 
             def landing():
@@ -103,6 +110,7 @@ def test_c10_a_suspended_generator_that_holds_a_block(run, open_device, add_one,
 def test_c10_exits_out_of_order_leave_what_is_still_entered(run, open_device, add_one):
     async def main():
         async with open_device() as dev:
+            await warm_up(dev, add_one)
             x = dev.zeros(4, np.float32)
             a, b, c = (dev.stream(name) for name in "abc")
 
@@ -135,6 +143,7 @@ def test_c10_exits_out_of_order_leave_what_is_still_entered(run, open_device, ad
 def test_c10_a_task_started_inside_keeps_the_stream_it_was_started_on(run, open_device, add_one):
     async def main():
         async with open_device() as dev:
+            await warm_up(dev, add_one)
             x, stream, other = dev.zeros(4, np.float32), dev.stream("s"), dev.stream("other")
             left, found = anyio.Event(), []
 
