@@ -33,17 +33,22 @@ async def gather(*ops: Op[Any]) -> list[Any]:
     for op in ops:
         if isinstance(op, Op):
             op._core.check_here()  # before anyio is asked, which needs a loop of its own
+    failed = None
     try:
         async with aclosing(as_completed(ops)) as ended:
             async for op in ended:
                 if op.exception() is not None:
-                    op.result()
+                    failed = op
+                    break
     except anyio.get_cancelled_exc_class():
         with anyio.CancelScope(shield=True):
             for op in ops:
                 if op.writes_host:
                     await _outlast(op)
         raise
+    if failed is not None:
+        ops = ()  # what is raised holds this frame: not the results of the others (C23)
+        failed.result()
     return [op.result() for op in ops]
 
 

@@ -73,6 +73,7 @@ class Core:
         self.needs_check = False  # closed, lost, or something dropped: the hot paths look closer
         self.is_serial = settings.serial
         self.is_fast = not settings.serial  # the hot paths may take their short cuts
+        self.serial_op: Op[Any] | None = None  # in serial mode: what is being worked on
         # Virtual time where there is one: ages and deadlines are counted in it.
         self.clock_s = backend.clock_s if backend.is_virtual else time.monotonic
         self.events: list[Any] = []
@@ -197,6 +198,7 @@ class Core:
             except Exception as error:
                 self.lose(error, "running in serial mode")
             self.reap(line)
+        self.serial_op = None
 
     def picker(self, op: Op[Any]) -> PickLine:
         """Picks the compute lane of ``op``, at the moment of its submission."""
@@ -522,6 +524,10 @@ class Core:
         unfinished = [ticket.op for line in self.lines for ticket in line.inflight]
         ops = sorted((op for op in unfinished if op is not None), key=lambda op: op.ticket.seq)
         suspects = reason.suspects or tuple(op.name for op in ops)
+        culprit = self.serial_op
+        if culprit is not None and all(op is culprit for op in ops):
+            # Its own driver calls may have seen the fault, before it had a position.
+            ops, suspects = [culprit], (culprit.name,)
         told = [f"{op.name} ({op.where})" for op in ops if op.name in suspects]
         text = f"{reason}; suspects: {', '.join(told[:_NUM_TOLD])}" if told else str(reason)
         self.lost = lost = DeviceLost(text, suspects=suspects)

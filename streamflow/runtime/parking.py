@@ -355,6 +355,8 @@ class Parking:
         if core.lost is not None or core.is_closed:
             core.fail(op, core.lost or Closed("the device was closed"), deps)
             return
+        if core.is_serial:
+            core.serial_op = op
         tracer = core.tracer if core.instrument is not None else None
         stream = line.stream
         num_calls = 1

@@ -302,6 +302,8 @@ class Transfers:
         parked: Parked = op.rare().parked
         op.rare().stop = None
         if job.error is not None:
+            if core.is_serial:
+                core.serial_op = op
             # Submitted all the same: it comes after what the other workers have in flight.
             op.rare().doomed = core.lose(job.error, f"staging {op.name}")
         if job.is_timed:

@@ -136,7 +136,10 @@ class AsyncioShell:
                 except self._asyncio.CancelledError as error:
                     cancellation = error
         if cancellation is not None:
-            raise cancellation
+            try:
+                raise cancellation
+            finally:
+                del cancellation  # its traceback holds this frame, and every caller's (C23)
         await anyio.lowlevel.checkpoint_if_cancelled()
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from programs import Program
 from support import SPIN, Opener
 
 import streamflow as sf
@@ -79,3 +81,15 @@ def add_one() -> sf.Kernel:
 @pytest.fixture
 def spin() -> sf.Kernel:
     return SPIN
+
+
+@pytest.fixture(params=["asyncio", "uvloop", "trio"])
+def loop(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["virtual", "wall", pytest.param("cuda", marks=pytest.mark.gpu)])
+def program(request: pytest.FixtureRequest, loop: str, tmp_path: Path) -> Program:
+    if request.param == "cuda":
+        return Program(loop, "cuda", "", tmp_path)
+    return Program(loop, "sim", request.param, tmp_path)
