@@ -99,9 +99,7 @@ class Parking:
             sources.append(region.last_write)
             if region.overlapping or region.last_write.failure is not None:
                 sources.extend(region.failed_writes())
-                sources.extend(
-                    other.last_write for other in region.overlapping if other.last_write.is_parked
-                )
+                sources.extend(region.parked_writes())
         if self._core.instrument is not None:
             self._core.tracer.op_called(op, reads, writes, after.tickets, is_overwrite)
         parked = None
