@@ -175,7 +175,8 @@ class Parking:
             if path is not None:
                 raise CycleFound(tell_cycle([parked, *path]))
         parked.sources.append(ticket)
-        add_unpassed(ticket, parked.deps)
+        if ticket.failure is None:  # else it fails, too, and has no part in the order
+            add_unpassed(ticket, parked.deps)
         if other is not None and other not in parked.predecessors:
             parked.predecessors.append(other)
             other.followers.append(parked)
