@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import anyio
 import numpy as np
 import pytest
@@ -64,5 +66,25 @@ def test_a_gate_of_one_device_holds_what_is_awaited_of_another(run, add_one):
                 async with anyio.create_task_group() as group:
                     group.start_soon(release)
                     await second
+
+    run(main)
+
+
+def test_the_error_of_a_future_holds_nothing_of_the_op_that_waited(run):
+    async def main():
+        async with virtual() as dev:
+            boom, future = ZeroDivisionError(), anyio.Future()
+            read = dev.get(dev.zeros(4))
+            await read
+            op = dev.host(print, read, after=future)
+            del read
+            future.exception = boom
+            with pytest.raises(sf.UpstreamFailed):
+                await op
+            del op
+            await turns()
+            gc.collect()
+            assert "pinned block" not in dev.live()
+            assert boom.__context__ is None
 
     run(main)

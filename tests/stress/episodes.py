@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 import anyio
 
 import streamflow as sf
@@ -15,12 +18,12 @@ FINAL = (sf.OpState.DONE, sf.OpState.FAILED, sf.OpState.CANCELLED)
 class Soak(Moves):
     """The whole program."""
 
-    async def run(self, num_ops: int) -> None:
-        """Make moves until that many ops were submitted."""
+    async def run(self, num_ops: int, *, until_s: float = math.inf) -> None:
+        """Make moves until that many ops were submitted, or until that time."""
         async with anyio.create_task_group() as group:
             group.start_soon(self.resolve_forever)
             next_look = 0
-            while self.counts["ops"] < num_ops:
+            while self.counts["ops"] < num_ops and time.monotonic() < until_s:
                 how = self.random.random()
                 if how < 0.004:
                     await self.calm_scope()
@@ -82,6 +85,7 @@ class Soak(Moves):
         # What surfaced are failures of the ops, or of the body, and nothing else.
         others = [error for error in surfaced if id(error) not in roots]
         assert len(others) == (how == "raised"), (how, surfaced)
+        moves.clear()  # the body's error, whose frame holds them, may be the context of another
         self.counts["cut scopes"] += 1
 
     def observe(self, move: Move) -> BaseException | None:
@@ -98,6 +102,7 @@ class Soak(Moves):
         elif isinstance(error, sf.UpstreamFailed):
             assert not move.is_fed()
             move.settle(Outcome.UPSTREAM)
+            assert error.__cause__ is not None
             self.see(error.__cause__)
         elif isinstance(error, sf.OpCancelled):
             move.settle(Outcome.CANCELLED)

@@ -224,9 +224,9 @@ class Moves(Program):
             self.counts["detached"] += 1
 
     KINDS = (
-        *["step"] * 6,
+        *["step"] * 5,
         *["mix_or_copy"] * 6,
-        *["fill", "put", "call", "get", "get", "get", "host", "fail", "fail"],
+        *["fill", "put", "call", "get", "get", "get", "host", *["fail"] * 3],
     )
 
     def one(self) -> None:

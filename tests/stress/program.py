@@ -215,28 +215,32 @@ class Program:
         """Await one op: it ends as foretold."""
         assert move.op is not None
         self.counts["awaited"] += 1
+        ended: tuple[Outcome, ...] = (GOOD,)
+        value, failure = None, None
         try:
             value = await move.op
         except sf.UpstreamFailed as error:
-            assert move.outcome in (UPSTREAM, EITHER), (move.what, move.outcome, error)
-            self.see(error.__cause__)
-        except sf.OpCancelled as error:
-            assert move.outcome in (CANCELLED, EITHER), (move.what, move.outcome, error)
+            ended, failure = (UPSTREAM, EITHER), error.__cause__
+        except sf.OpCancelled:
+            ended = (CANCELLED, EITHER)
         except (Boom, sf.DeviceError) as error:
-            assert move.outcome is REFUSED, (move.what, move.outcome, error)
-            self.see(error)
-        else:
-            assert move.outcome is GOOD, (move.what, move.outcome)
-            if isinstance(move.expected, np.ndarray):
-                np.testing.assert_array_equal(value, move.expected, err_msg=move.what)
-            elif move.expected is not None:
-                assert value == move.expected, move.what
+            ended, failure = (REFUSED,), error
+        assert move.outcome in ended, (move.what, move.outcome, ended, failure)
+        if failure is not None:
+            self.see(failure)
+        elif isinstance(move.expected, np.ndarray):
+            np.testing.assert_array_equal(value, move.expected, err_msg=move.what)
+        elif move.expected is not None:
+            assert value == move.expected, move.what
 
-    def see(self, error: BaseException | None) -> None:
-        """An await has told of this root failure."""
-        assert error is not None
+    def see(self, error: BaseException) -> None:
+        """This root failure was told."""
         if not isinstance(error, sf.OpCancelled):
-            self.seen[id(error)] = error.with_traceback(None)  # the frames hold arrays
+            self.seen[id(error)] = error.with_traceback(None)
+            # It may have been raised while another was on its way, whose frames hold arrays.
+            error.__context__ = None
+            if error.__cause__ is not None:
+                error.__cause__.__context__ = None
 
     async def look_at_failures(self) -> None:
         """Every failure is told once: by an await, or by ``synchronize``; none is made up."""
