@@ -194,7 +194,7 @@ class Moves(Program):
             move = Move("host", lambda: None, plan=Outcome.REFUSED)
             self.go(dev_no, move, partial(dev.host, function), takes_stream=False)
 
-    # -- the rest ------------------------------------------------------------------------------------
+    # -- the rest ------------------------------------------------------------------------------
 
     def order(self, dev_no: int) -> None:
         """Order by hand: a stream waits for an op, or is marked."""
