@@ -114,7 +114,7 @@ class Core:
         )
         controls = backend.controls()
         if controls is not None:
-            controls.on_change = wake
+            controls.on_change = self.poller.wake_all
         self.compute = [self.make_timeline(f"compute{n}") for n in range(settings.compute_lanes)]
         self.h2d, self.d2h, self.free_lane = map(self.make_timeline, ("h2d", "d2h", "free"))
         self.memory = Memory(self)

@@ -174,9 +174,10 @@ def _result_of(future: Any) -> object:
         return None  # an event
     try:
         result: object = future.return_value
+        return result
     except Exception as error:
         # anyio: FutureFailed and TaskFailed carry the cause, their cancelled kinds none.
-        if error.__cause__ is None or isinstance(error.__cause__, CancelledError):
-            raise _Cancelled from None
-        raise error.__cause__ from None
-    return result
+        cause = error.__cause__
+    if cause is None or isinstance(cause, CancelledError):
+        raise _Cancelled
+    raise cause  # outside of the handler: its context would hold our frames, and so the op (C23)

@@ -99,9 +99,7 @@ class Parking:
             sources.append(region.last_write)
             if region.overlapping or region.last_write.failure is not None:
                 sources.extend(region.failed_writes())
-                sources.extend(
-                    other.last_write for other in region.overlapping if other.last_write.is_parked
-                )
+                sources.extend(region.parked_writes())
         if self._core.instrument is not None:
             self._core.tracer.op_called(op, reads, writes, after.tickets, is_overwrite)
         parked = None
@@ -177,7 +175,8 @@ class Parking:
             if path is not None:
                 raise CycleFound(tell_cycle([parked, *path]))
         parked.sources.append(ticket)
-        add_unpassed(ticket, parked.deps)
+        if ticket.failure is None:  # else it fails, too, and has no part in the order
+            add_unpassed(ticket, parked.deps)
         if other is not None and other not in parked.predecessors:
             parked.predecessors = [*parked.predecessors, other]
             other.followers = added(other.followers, parked)

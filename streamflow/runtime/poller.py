@@ -80,6 +80,14 @@ class Poller:
         """Have a turn run soon. Any thread; nothing happens if the loop has ended."""
         self._core.shell.call_soon_threadsafe(self._turn_if_due)
 
+    def wake_all(self) -> None:
+        """:meth:`wake`, for every device of the loop: one's gate may hold another's work."""
+        self._core.shell.call_soon_threadsafe(self._turn_all)
+
+    def _turn_all(self) -> None:
+        for each in self._peers():
+            each.poller._turn_if_due()
+
     def end(self) -> list[threading.Thread]:
         """Have the helper thread end, and return it if there is one. Any thread."""
         return self.backoff.end()

@@ -99,6 +99,14 @@ class Region:
             if write.failure is not None and write.seq > last.seq:
                 yield write
 
+    def parked_writes(self) -> Iterator[Ticket]:
+        """The overlapping writes whose failure, if it comes to that, a reader inherits."""
+        last = self.last_write
+        for other in self.overlapping:
+            write = other.last_write
+            if write.is_parked and write.seq > last.seq:  # else overwritten since
+                yield write
+
     def record_read(self, ticket: Ticket) -> None:
         """Note a read, in program order."""
         reads = self.reads

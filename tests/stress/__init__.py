@@ -1,0 +1,1 @@
+"""Long random programs, checked against a serial model; ``nox -s stress``."""
