@@ -62,8 +62,12 @@ class Memory:
         else:
             stream = line.stream
             events = core.events
-            event = events.pop() if events else core.take_event()
-            address = self._allocate(nbytes, stream) if nbytes else 0
+            try:
+                event = events.pop() if events else core.take_event()
+                address = self._allocate(nbytes, stream) if nbytes else 0
+            except BaseException:
+                op._disown()
+                raise
             try:
                 stream.record(event)
             except Exception as error:
@@ -102,8 +106,11 @@ class Memory:
             return backend.allocate(self.pool, nbytes, stream)
         except Exception as error:
             refusal = self._core.lose(error, f"allocating {nbytes} bytes")
-            if not isinstance(refusal, OutOfDeviceMemory):
-                raise refusal from error
+            try:
+                if not isinstance(refusal, OutOfDeviceMemory):
+                    raise refusal from error
+            finally:
+                del refusal  # it may be the error itself, which has this frame (C23)
         return self._allocate_again(nbytes, stream)
 
     def _allocate_again(self, nbytes: int, stream: Any) -> int:
@@ -118,8 +125,11 @@ class Memory:
             return backend.allocate(self.pool, nbytes, stream)
         except Exception as error:
             refusal = core.lose(error, f"allocating {nbytes} bytes")
-            if not isinstance(refusal, OutOfDeviceMemory):
-                raise refusal from error
+            try:
+                if not isinstance(refusal, OutOfDeviceMemory):
+                    raise refusal from error
+            finally:
+                del refusal
             info = backend.pool_info(self.pool)
             raise OutOfDeviceMemory(
                 f"asked for {nbytes} bytes; the pool holds {info.reserved_nbytes} with "
@@ -216,6 +226,13 @@ class Memory:
                 if line.stream is not None and line.owner is self._core:
                     return line
         return self._core.free_lane
+
+    def free_array(self, memory: Allocation, stream: Stream | None, frame: FrameType) -> Op[None]:
+        """``array.free()``; refuses a bad ``stream`` before anything has changed."""
+        if stream is not None:
+            explicit_line(self._core, stream)
+        memory.is_freed = True
+        return self.free(memory.address, memory.home, memory.root, stream, frame)
 
     def free_dropped(self, address: int, home: Timeline, root: Region) -> None:
         """Free what a finaliser left, unless closing the device has."""

@@ -120,7 +120,8 @@ class DeviceArray:
 
     def __await__(self) -> Generator[Any, Any, DeviceArray]:
         self._core.check_here()
-        if self._staged is not None:
+        # One that has failed says so through the write below, unless that was overwritten.
+        if self._staged is not None and not self._staged.done():
             yield from self._staged.__await__()
         region = self._region
         for ticket in (*(other.last_write for other in region.overlapping), region.last_write):
@@ -153,8 +154,7 @@ class DeviceArray:
         memory = self._memory
         if memory.is_freed:
             self.check_usable()
-        memory.is_freed = True
-        return core.memory.free(memory.address, memory.home, memory.root, stream, _getframe(1))
+        return core.memory.free_array(memory, stream, _getframe(1))
 
     @property
     def is_freed(self) -> bool:

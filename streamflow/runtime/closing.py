@@ -14,6 +14,7 @@ from streamflow.runtime.failures import add_note, add_notes, raise_group
 from streamflow.runtime.op import Op, OpState, added
 from streamflow.runtime.registry import take_open
 from streamflow.runtime.report import make_report
+from streamflow.runtime.scope import is_around_here
 from streamflow.scheduler.machine import FINAL
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def leave(core: Core, error: BaseException | None) -> None:
 
     A cancellation stays as it is, with notes; other errors are joined by failed ops.
     """
-    failures = core.failures.take()
+    failures = core.failures.take(lambda _: True)
     if error is not None and core.left_behind is not None:
         add_note(error, f"{_left_behind(core)}\n{core.left_behind}")
     if error is not None and not isinstance(error, Exception):
@@ -105,7 +106,7 @@ def raise_failures(core: Core) -> None:
     if core.lost is not None:
         core.is_loss_seen = True
         raise DeviceLost(str(core.lost), suspects=core.lost.suspects) from core.lost
-    failures = core.failures.take()
+    failures = core.failures.take(is_around_here)
     if failures:
         raise_group(f"device {core.backend.index}", None, failures)
 
@@ -170,7 +171,7 @@ async def close(core: Core, error: BaseException | None) -> None:
 
 
 def _give_up(core: Core, error: BaseException) -> None:
-    for op in core.pending_ops():
+    for op in reversed(core.pending_ops()):
         rare = op._rare
         if rare is None or op.kind == "free":
             continue

@@ -92,5 +92,6 @@ async def as_completed(ops: Iterable[Op[Any]]) -> AsyncGenerator[Op[Any], None]:
 async def _outlast(op: Op[Any]) -> None:
     try:
         await op
-    except Exception:  # the caller has been cancelled: the op itself keeps the failure
+    # Cancelled once more, it still waits for the others; the op itself keeps a failure.
+    except (Exception, anyio.get_cancelled_exc_class()):
         return

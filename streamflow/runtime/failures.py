@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from streamflow.errors import UpstreamFailed
@@ -19,11 +20,12 @@ class Failures:
     __slots__ = ("_unseen",)
 
     def __init__(self) -> None:
-        self._unseen: dict[int, tuple[BaseException, Scope | None]] = {}  # by id
+        # By id: one error may be the failure of ops in several scopes.
+        self._unseen: dict[int, tuple[BaseException, set[Scope | None]]] = {}
 
     def note(self, error: BaseException, scope: Scope | None) -> None:
         """An op of ``scope`` failed with ``error``."""
-        self._unseen[id(error)] = error, scope
+        self._unseen.setdefault(id(error), (error, set()))[1].add(scope)
 
     def observed(self, error: BaseException) -> None:
         """Somebody has seen ``error``, and so what caused it."""
@@ -31,16 +33,17 @@ class Failures:
         if isinstance(error, UpstreamFailed) and error.__cause__ is not None:
             self._unseen.pop(id(error.__cause__), None)
 
-    def take(self, scope: Scope | None = None) -> list[BaseException]:
-        """The failures of one scope, or of all; they count as seen now."""
-        taken = [
-            (key, error)
-            for key, (error, owner) in self._unseen.items()
-            if scope is None or owner is scope
-        ]
-        for key, _ in taken:
-            del self._unseen[key]
-        return [error for _, error in taken]
+    def take(self, is_asked: Callable[[Scope | None], bool]) -> list[BaseException]:
+        """The failures of the scopes that ``is_asked`` is true of; they are seen there now."""
+        taken: list[BaseException] = []
+        for key, (error, owners) in list(self._unseen.items()):
+            asked = {owner for owner in owners if is_asked(owner)}
+            if asked:
+                taken.append(error)
+                owners -= asked
+                if not owners:
+                    del self._unseen[key]
+        return taken
 
 
 def raise_group(what: str, error: BaseException | None, failures: list[BaseException]) -> NoReturn:

@@ -245,9 +245,13 @@ def _lent(arg: Any) -> Any:
 
 def _detached(value: Any, args: Sequence[Any]) -> Any:
     """``value`` with copies in place of ndarrays that may lie in simulated device memory."""
+    if isinstance(value, np.void):  # a record is a view of its array
+        return value.copy()
     if isinstance(value, np.ndarray):
         lent = (arg for arg in args if isinstance(arg, np.ndarray))
         return value.copy() if any(np.may_share_memory(value, arg) for arg in lent) else value
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(_detached(item, args) for item in value)
     if type(value) in (list, tuple):
         return type(value)(_detached(item, args) for item in value)
     if type(value) is dict:

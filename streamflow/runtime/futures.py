@@ -93,7 +93,10 @@ class Futures:
         return tickets
 
     def _check(self, future: Any) -> None:
-        """Raise ``ValueError`` if ``future`` is of another event loop."""
+        """Raise ``ValueError`` if ``future`` is of another event loop, or of another library."""
+        library, ours = type(future).__module__.partition(".")[0], self._core.shell.library
+        if library in ("asyncio", "trio") and library != ours:
+            raise ValueError(f"{future!r} is {library}'s, and this event loop {ours}'s")
         get_loop = getattr(future, "get_loop", None)
         if get_loop is not None and get_loop() is not self._core.shell.key:
             raise ValueError(f"{future!r} belongs to another event loop")
@@ -121,7 +124,11 @@ class Futures:
 
     def _wait(self, parked: Parked, future: Any, resolved: Callable[[], None]) -> None:
         async def wait() -> None:
-            await future.wait()
+            try:
+                await future.wait()
+            except Exception as error:
+                self._core.parking.drop(parked, error.with_traceback(None))
+                return
             resolved()
 
         def gone() -> None:  # by whoever cancels all tasks of a loop

@@ -112,6 +112,8 @@ class HostTasks:
         async def run() -> None:
             try:
                 result = await function()
+            except GeneratorExit:  # dropped with its loop
+                raise
             except anyio.get_cancelled_exc_class():
                 raise  # gone() tells
             except BaseException as error:

@@ -172,7 +172,10 @@ class Op(Generic[T]):
         """
         error = self.exception()
         if error is not None:
-            raise error.with_traceback(None)  # not the frames of everybody who asked before
+            try:
+                raise error.with_traceback(None)  # not the frames of everybody who asked before
+            finally:
+                del error, self
         result: T = self._result
         return result
 
@@ -203,10 +206,14 @@ class Op(Generic[T]):
                 if self._state not in FINAL:
                     rare.wakers = [other for other in rare.wakers if other is not wake]
                     core.unwant(self)
+            del rare
         error = self._error
         if error is not None:
             core.observed(error)
-            raise error.with_traceback(None)
+            try:
+                raise error.with_traceback(None)
+            finally:
+                del error, self  # its traceback has this frame (C23)
         result: T = self._result
         return result
 
@@ -274,6 +281,13 @@ class Op(Generic[T]):
         if rare is None:
             rare = self._rare = _Rare()
         return rare
+
+    def _disown(self) -> None:
+        """The call that made it raised: it will never end, and nobody waits for it."""
+        rare = self._rare
+        if rare is not None and rare.scope is not None:
+            scope, rare.scope = rare.scope, None
+            scope._forget(self)
 
     def _move_to(self, frame: FrameType) -> None:
         """Say that it was called for there."""

@@ -41,12 +41,14 @@ _REAP_EVERY = 64
 class Parking:
     """Submits the ops of one device, now or later."""
 
-    __slots__ = ("_core", "_due", "_is_submitting")
+    __slots__ = ("_admitted", "_core", "_due", "_is_admitting", "_is_submitting")
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._due: deque[Parked] = deque()  # every need met, in the order that happened
         self._is_submitting = False
+        self._admitted: deque[Parked] = deque()
+        self._is_admitting = False
 
     def submit(
         self,
@@ -108,9 +110,13 @@ class Parking:
             if nbytes and op._rare is not None and op._rare.scope is not None:
                 budgets = op._rare.scope.budgets
                 op._rare.nbytes = nbytes
-            parked = self._go_or_park(
-                op, run, line, deps, sources, after.futures, num_needs, start, budgets
-            )
+            try:
+                parked = self._go_or_park(
+                    op, run, line, deps, sources, after.futures, num_needs, start, budgets
+                )
+            except BaseException:  # of the user's placement
+                op._disown()
+                raise
         ticket = op.ticket
         for region in reads:
             region.record_read(ticket)
@@ -140,6 +146,8 @@ class Parking:
             return
         older = [other for other in parked.predecessors if not other.has_left]
         for follower in parked.followers:
+            if follower.has_left:
+                continue
             # Each link once: chains of drops would double them every time.
             new = [other for other in older if other not in follower.predecessors]
             for other in new:
@@ -201,9 +209,23 @@ class Parking:
         for parked in admitted:
             parked.withdraw, parked.need = None, ""
             self._take_share(parked)
-            then, parked.start = parked.start, None
-            assert then is not None
-            self.admit(parked, then)
+            self._admitted.append(parked)
+        if self._is_admitting:  # one that fails admits others: no recursion
+            return
+        self._is_admitting = True
+        try:
+            while self._admitted:
+                parked = self._admitted.popleft()
+                if parked.has_left:
+                    continue
+                then, parked.start = parked.start, None
+                if self._fails_upstream(parked.op, parked.sources, parked.deps):
+                    self._left(parked)
+                else:
+                    assert then is not None
+                    self.admit(parked, then)
+        finally:
+            self._is_admitting = False
 
     def _take_share(self, parked: Parked) -> None:
         rare = parked.op.rare()
@@ -223,7 +245,8 @@ class Parking:
                 line.waiting = None
             parked.withdraw = None
             core.completion.unwant(line)
-            self.go(parked.op, parked.run, line, parked.deps)
+            if not self._fails_upstream(parked.op, parked.sources, parked.deps):
+                self.go(parked.op, parked.run, line, parked.deps)
             self._left(parked)
 
     # -- inside -------------------------------------------------------------------------

@@ -70,6 +70,8 @@ def _silence(op: Op[Any] | None) -> None:
         rare.wakers = rare.callbacks = rare.on_ended = ()
         rare.on_device_done = None
         rare.scope, rare.budgets = None, ()
+        if rare.parked is not None:
+            rare.parked.stops = ()  # they cancel tasks of the loop that ended
 
 
 def _give_back_blocking(core: Core) -> bool:
@@ -99,7 +101,7 @@ def _end_ops(core: Core) -> None:
     core.abandon(closed)
     for op in core.pending_ops():  # a staging job that no worker had begun
         core.fail(op, closed)
-    core.failures.take()
+    core.failures.take(lambda _: True)
 
 
 def _has_ended(core: Core) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from streamflow.runtime.core import Core
 
-__all__ = ["Scope", "budgets_of", "check_budgets"]
+__all__ = ["Scope", "budgets_of", "check_budgets", "is_around_here"]
 
 
 class Scope:
@@ -46,6 +46,7 @@ class Scope:
         self._is_entered = False
         self._is_late = False
         self._is_cut_short = False  # by the deadline
+        self._has_lost_ops = False
         self._report: Report | None = None
         self._drop_until = 0
         self._on_empty: Callable[[], None] | None = None
@@ -73,6 +74,11 @@ class Scope:
         op.rare().scope = self
         self._ops[op] = None
 
+    def _forget(self, op: Op[Any]) -> None:
+        self._ops.pop(op, None)
+        if not self._ops and self._on_empty is not None:
+            self._on_empty()
+
     def _ended(self, op: Op[Any]) -> None:
         """``op`` is in its final state."""
         self._ops.pop(op, None)
@@ -93,8 +99,11 @@ class Scope:
 
     def _failed(self, op: Op[Any], error: BaseException) -> None:
         """``op`` failed: drop what is parked now, in the next turn."""
-        if self._drop_until or error is self._core.lost:
-            return  # asked for already, or dropped by the loss itself
+        if error is self._core.lost:
+            self._has_lost_ops = True  # the loss has dropped what is parked
+            return
+        if self._drop_until:
+            return  # asked for already
         self._drop_until = next(reversed(self._ops), op).ticket.seq
 
         def drop() -> None:
@@ -105,7 +114,7 @@ class Scope:
 
     def _drop_parked(self, why: str, newest: float = math.inf) -> None:
         """End the parked ops up to number ``newest``; frees always run (rule R5)."""
-        for op in list(self._ops):
+        for op in reversed(list(self._ops)):  # a follower goes on once its predecessor has left
             if op._state is OpState.PARKED and op.ticket.seq <= newest and op.kind != "free":
                 parked = op.rare().parked
                 if parked is not None:
@@ -159,7 +168,13 @@ class Scope:
         core.check_here()
         is_cut = False
         if self._body is not None:
-            is_cut = bool(self._body.__exit__(kind, error, traceback)) and error is not None
+            try:
+                is_cut = bool(self._body.__exit__(kind, error, traceback)) and error is not None
+            except BaseException:  # left by another task than entered it
+                self._close()
+                for op in list(self._ops):
+                    self._hand_over(op)
+                raise
         leaving = None if is_cut else error  # cut short by our own deadline
         try:
             leaving = await self._drain(leaving, is_cut)
@@ -168,7 +183,7 @@ class Scope:
         is_late = is_cut or self._is_cut_short
         for op in list(self._ops):
             self._hand_over(op)
-        failures = core.failures.take(self)
+        failures = core.failures.take(lambda owner: owner is self)
         if leaving is not None and not isinstance(leaving, Exception):
             add_notes(leaving, failures)
             if leaving is error:
@@ -178,7 +193,7 @@ class Scope:
             late = DeadlineExceeded(self._tell_late(), report=self._report)
             add_notes(late, failures)
             raise late from None
-        if leaving is None and core.lost is not None and not core.is_loss_seen:
+        if leaving is None and core.lost is not None and self._has_lost_ops:
             core.is_loss_seen = True
             raise DeviceLost(str(core.lost), suspects=core.lost.suspects) from core.lost
         if failures:
@@ -192,21 +207,31 @@ class Scope:
             self._give_up(error)
         if not self._is_late and (error is None or isinstance(error, Exception)):
             try:
-                await self._empty(shielded=False)
+                while self._ops and not self._is_late:
+                    await self._empty(shielded=False)
             except cancelled_type as cancelled:
                 error = cancelled
         if self._ops and not (is_cut or isinstance(error, Exception)):
             self._give_up(error)  # cancelled or late meanwhile
-        if self._is_late:  # nothing more is waited for but what writes the caller's memory
-            for op in [op for op in self._ops if not op.writes_host]:
-                self._hand_over(op)
         if self._ops:
-            stop = self._core.shell.call_later(self._core.settings.close_timeout_s, self._wake)
+            is_over = False
+
+            def over() -> None:
+                nonlocal is_over
+                is_over = True
+                self._wake()
+
+            stop = self._core.shell.call_later(self._core.settings.close_timeout_s, over)
             try:
-                await self._empty(shielded=True)
-            except cancelled_type as cancelled:
-                if error is None or isinstance(error, Exception):
-                    error = cancelled
+                while self._ops and not is_over:
+                    if self._is_late:  # only what writes the caller's memory is waited for
+                        for op in [op for op in self._ops if not op.writes_host]:
+                            self._hand_over(op)
+                    try:
+                        await self._empty(shielded=True)
+                    except cancelled_type as cancelled:
+                        if error is None or isinstance(error, Exception):
+                            error = cancelled
             finally:
                 stop()
         return error
@@ -274,6 +299,16 @@ class Scope:
     def __repr__(self) -> str:
         state = "open" if self._is_open else "closed" if self._is_entered else "not entered"
         return f"<Scope {self.name!r} {state}, {len(self._ops)} unfinished>"
+
+
+def is_around_here(owner: Scope | None) -> bool:
+    """Whether a failure in ``owner`` is for this task to hear of: no other will (rule R9)."""
+    if owner is None or not owner._is_open:
+        return True
+    scope = SCOPE.get()
+    while scope is not None and scope is not owner:
+        scope = scope._outer
+    return scope is owner
 
 
 def budgets_of(core: Core) -> tuple[Budget[Any], ...]:

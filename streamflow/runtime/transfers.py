@@ -343,8 +343,9 @@ class Transfers:
         if abs(to - origin) < nbytes and to != origin and dst._memory is src._memory:
             raise ValueError("copy between overlapping parts of one array")
         first = core.after(after)
+        explicit = explicit_line(core, stream)
         op: Op[Any] = Op(core, "copy", None)
-        line = explicit_line(core, stream) or core.picker(op)
+        line = explicit or core.picker(op)
         reads, writes = (src._region,), (dst._region,)
         _Submission(op, line, reads, writes, first, dst.is_whole_region)(core, run)
         return op
@@ -384,10 +385,11 @@ class Transfers:
         def run(target: Any) -> int:
             return backend.fill(address, pattern, count, target) if count else 0
 
+        line = explicit_line(core, stream) or line
         op: Op[None] = Op(core, "fill", None)
         _Submission(
             op,
-            explicit_line(core, stream) or line or core.picker(op),
+            line or core.picker(op),
             (),
             (array._region,),
             NOTHING,

@@ -80,12 +80,12 @@ class Region:
         """Add what a write or a free must come after: the last write and all reads since."""
         add_unpassed(self.last_write, into)
         for read in self.reads:
-            if read.failure is None:  # a read that never ran orders nothing
+            if read.failure is None or read.position:  # a read that never ran orders nothing
                 add_unpassed(read, into)
         for other in self.overlapping:
             add_unpassed(other.last_write, into)
             for read in other.reads:
-                if read.failure is None:
+                if read.failure is None or read.position:
                     add_unpassed(read, into)
 
     def failed_writes(self) -> Iterator[Ticket]:
@@ -136,16 +136,24 @@ class Region:
 
 def add_unpassed(ticket: Ticket, into: list[Ticket]) -> None:
     """Add ``ticket`` unless it has completed; for one that never ran, what it waited for."""
-    if ticket.position == 0:
-        # An op that failed before submission ran nothing on the device, nor did a host
-        # task: their followers come after what they would have waited for.
-        if ticket.inherited is None:
+    if ticket.position:
+        if ticket.position > ticket.timeline.watermark:
             into.append(ticket)
-        else:
-            for older in ticket.inherited:
-                add_unpassed(older, into)
-    elif ticket.position > ticket.timeline.watermark:
-        into.append(ticket)
+        return
+    # An op that failed before submission ran nothing on the device, nor did a host
+    # task: their followers come after what they would have waited for. A chain of
+    # such may be long: no recursion.
+    stack, seen = [ticket], set()
+    while stack:
+        here = stack.pop()
+        if here.position:
+            if here.position > here.timeline.watermark:
+                into.append(here)
+        elif here.inherited is None:
+            into.append(here)
+        elif id(here) not in seen:
+            seen.add(id(here))
+            stack.extend(reversed(here.inherited))
 
 
 def _thinned(reads: Sequence[Ticket]) -> list[Ticket]:
@@ -154,7 +162,7 @@ def _thinned(reads: Sequence[Ticket]) -> list[Ticket]:
     for read in reads:
         if read.is_parked:
             parked.append(read)
-        elif read.failure is None and not read.is_passed:
+        elif read.position and not read.is_passed:
             known = latest.get(read.timeline)
             if known is None or known.position < read.position:
                 latest[read.timeline] = read

@@ -26,6 +26,8 @@ class Shell(Protocol):
 
     key: object
     """Equal for devices of one loop; unequal otherwise (rule R11)."""
+    library: str
+    """``"asyncio"`` or ``"trio"``."""
 
     def current(self) -> object | None:
         """The loop that runs the calling thread, to compare with :attr:`key`, or None."""
@@ -72,6 +74,8 @@ def _wake(future: Any) -> None:
 
 class AsyncioShell:
     """asyncio and uvloop."""
+
+    library = "asyncio"
 
     def __init__(self) -> None:
         import asyncio
@@ -145,6 +149,8 @@ class AsyncioShell:
 
 class TrioShell:
     """trio."""
+
+    library = "trio"
 
     def __init__(self) -> None:
         import trio
@@ -280,6 +286,8 @@ class TrioShell:
 
 class EndedShell:
     """Put in the place of a shell whose loop will never run again, or not in this process."""
+
+    library = "none"
 
     def __init__(self, key: object) -> None:
         self.key = key

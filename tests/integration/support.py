@@ -53,10 +53,11 @@ class Stall:
             self._gate.release()
 
 
-def virtual(index: int = 0, **settings: Any) -> sf.Device:
+def virtual(index: int = 0, placement: Any = None, **settings: Any) -> sf.Device:
     """A simulated device on the virtual clock."""
     settings.setdefault("close_timeout_s", 5.0)  # where a test fails with a gate closed
-    return sf.Device(index, backend="sim", settings=sf.Settings(sim_clock="virtual", **settings))
+    known = sf.Settings(sim_clock="virtual", **settings)
+    return sf.Device(index, backend="sim", settings=known, placement=placement)
 
 
 async def turns(num: int = 20) -> None:
