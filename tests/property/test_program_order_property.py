@@ -92,7 +92,7 @@ class Order:
         return {**options, "after": after}, named
 
     async def do(self, kind: str, a: int, b: int, c: int) -> None:
-        if kind == "new" and len(self.arrays) < NUM_ARRAYS or not self.arrays:
+        if (kind == "new" and len(self.arrays) < NUM_ARRAYS) or not self.arrays:
             array = self.dev.full(NUM, a % 100, np.int32)
             self.arrays[self.num_arrays] = array
             touched = frozenset((self.num_arrays, p) for p in range(NUM_PARTS))
