@@ -109,11 +109,13 @@ class Workers:
                     result = task()
                 except BaseException as error:
                     failure = error
-            self._results.append((seq, number, done, result, failure))
+            outcome = [(seq, number, done, result, failure)]
+            # Nothing of a finished task may live on in this frame, from before the loop can
+            # see that it is finished (C23).
+            del item, task, done, result, failure
+            self._results.append(outcome.pop())
             with self._lock:
                 self.num_busy -= 1
-            # Nothing of a finished task may live on in this frame (C23).
-            del item, task, done, result, failure
             self._wake_loop()
 
     def _next(self) -> tuple[int, int, Callable[[], Any], Done] | None:

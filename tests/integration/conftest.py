@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import gc
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ def _trio(main: Main) -> Any:
     import trio
 
     return trio.run(main)
+
+
+@pytest.fixture(autouse=True)
+def young_heap() -> Iterator[None]:
+    """Let ``gc.collect()`` in a test look at that test's objects, not at thousands of others'."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(params=[_asyncio, _uvloop, _trio], ids=["asyncio", "uvloop", "trio"])
