@@ -47,14 +47,23 @@ def tests(session: nox.Session) -> None:
 def stress(session: nox.Session) -> None:
     """Run the long soaks, on the simulator."""
     _install(session, "test")
-    session.run("pytest", "-m", "stress", "tests/stress", *session.posargs, env=NO_BACKEND_SET)
+    chosen = ("-m", "stress and not gpu", "tests/stress", *session.posargs)
+    session.run("pytest", *chosen, env=NO_BACKEND_SET)
 
 
 @nox.session
 def gpu(session: nox.Session) -> None:
     """Run the tests that need a CUDA device."""
     _install(session, "nvrtc", "test")
-    session.run("pytest", "-m", "gpu", "tests", *session.posargs, env=NO_BACKEND_SET)
+    chosen = ("-m", "gpu and not stress", "tests", *session.posargs)
+    session.run("pytest", *chosen, env=NO_BACKEND_SET)
+
+
+@nox.session
+def gpu_soak(session: nox.Session) -> None:
+    """Run the random soak on a CUDA device, for eight minutes."""
+    _install(session, "nvrtc", "test")
+    session.run("python", "-m", "tests.stress.gpu_soak", *(session.posargs or ("--seconds", "480")))
 
 
 @nox.session
