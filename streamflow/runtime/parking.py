@@ -446,8 +446,9 @@ class Parking:
         """End ``op``, which the driver or a check refused."""
         core = self._core
         failure = core.lose(error, f"submitting {op.name}")
-        # Its frames hold the caller's arrays, and the op may outlive them (C23).
-        error.__traceback__ = None
+        # Its frames hold the caller's arrays, and the op may outlive them (C23); so do those of
+        # an error that the caller happened to be handling.
+        error.__traceback__ = error.__context__ = None
         if op._error is None:
             core.fail(op, failure, deps)
 
