@@ -82,5 +82,7 @@ def placed(error: BaseException, outer: BaseException | None, what: str) -> Base
         if link is not None and id(link) not in seen:
             seen.add(id(link))
             link.__traceback__ = None
+            if link.__context__ is outer:  # what the caller was handling: not this op's affair
+                link.__context__ = None
             chain += (link.__cause__, link.__context__)
     return error
