@@ -32,6 +32,8 @@ class Unfinished:
         Seconds since it was called for, on the clock the device runs by.
     where : str
         File and line of the call.
+    scope : str or None
+        The name of the scope that waits for it; None for the device itself.
     """
 
     name: str
@@ -41,10 +43,12 @@ class Unfinished:
     waits_for: str
     age_s: float
     where: str
+    scope: str | None
 
     def __str__(self) -> str:
+        scope = "" if self.scope is None else f" in {self.scope}"
         return (
-            f"{self.stream or 'host'}: {self.name} ({self.where}) {self.state} for "
+            f"{self.stream or 'host'}: {self.name} ({self.where}){scope} {self.state} for "
             f"{self.age_s:.3g} s, waits for {self.waits_for}"
         )
 
@@ -90,6 +94,7 @@ def make_report(core: Core, among: Collection[Op[Any]] | None = None) -> Report:
 
 
 def _row(op: Op[Any], now_s: float) -> Unfinished:
+    scope = op._rare.scope if op._rare is not None else None
     return Unfinished(
         op.name,
         op.kind,
@@ -98,6 +103,7 @@ def _row(op: Op[Any], now_s: float) -> Unfinished:
         _why(op),
         max(0.0, now_s - op.called_s),
         op.where,
+        scope.name if scope is not None else None,
     )
 
 

@@ -521,3 +521,24 @@ def test_c12_ops_that_wait_for_room_of_a_loop_that_ended_are_let_go(run, add_one
     ended.enter_another(run, 2)
     assert ended.dev._core.backend._is_closed
     assert all(op.state in (sf.OpState.DONE, sf.OpState.FAILED) for op in ended.ops)
+
+
+def test_the_ledger_counts_what_is_held_by_kind_and_line(run):
+    async def main():
+        async with sf.Device(0, backend="sim", settings=sf.Settings(sim_clock="virtual")) as dev:
+            assert dev.live() == {}
+            line = sys._getframe().f_lineno
+            held = [dev.zeros(4) for _ in range(3)]
+            stream = dev.stream()
+            await dev.synchronize()
+            where = [f"test_lifetimes.py:{line + n}" for n in (1, 2)]
+            assert dev.live() == {"array": {where[0]: 3}, "stream": {where[1]: 1}}
+            result = await dev.get(held[0])
+            assert list(dev.live()["pinned block"].values()) == [1]
+            del held, result
+            stream.close()
+            await dev.synchronize()
+            await dev.synchronize()
+            assert dev.live() == {}
+
+    run(main)

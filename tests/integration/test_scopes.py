@@ -378,6 +378,7 @@ def test_a_deadline_cuts_a_stalled_body_and_says_what_had_not_ended(run, add_one
             report = caught.value.report
             rows = {row.name: row for row in report.rows}
             assert rows["add_one"].stream == "stuck"
+            assert rows["add_one"].scope == "late"
             assert rows["add_one"].where.startswith("test_scopes.py:")
             assert rows["add_one"].age_s == pytest.approx(5.0)
             assert "get" in rows["sum"].waits_for or "add_one" in rows["sum"].waits_for
