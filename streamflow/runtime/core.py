@@ -25,6 +25,7 @@ from streamflow.errors import (
 )
 from streamflow.memory.pinned import PinnedPool
 from streamflow.memory.staging import Staging
+from streamflow.runtime.abroad import Abroad
 from streamflow.runtime.allocate import Memory
 from streamflow.runtime.failures import Failures, add_note
 from streamflow.runtime.futures import Futures
@@ -72,7 +73,8 @@ class Core:
         self.is_closed = False
         self.needs_check = False  # closed, lost, or something dropped: the hot paths look closer
         self.is_serial = settings.serial
-        self.is_fast = not settings.serial  # the hot paths may take their short cuts
+        self.abroad = Abroad(self)
+        self.choose_ways()
         self.serial_op: Op[Any] | None = None  # in serial mode: what is being worked on
         # Virtual time where there is one: ages and deadlines are counted in it.
         self.clock_s = backend.clock_s if backend.is_virtual else time.monotonic
@@ -119,6 +121,10 @@ class Core:
         self.h2d, self.d2h, self.free_lane = map(self.make_timeline, ("h2d", "d2h", "free"))
         self.memory = Memory(self)
         guard(self)
+
+    def choose_ways(self) -> None:
+        """Whether the hot paths may take their short cuts: those tell nobody of what they do."""
+        self.is_fast = not (self.is_serial or self.instrument is not None or self.abroad)
 
     @property
     def num_undelivered(self) -> int:
@@ -406,6 +412,8 @@ class Core:
                 self.fail(op, error)
                 return
         op._state = step(op._state, happened, op.story)
+        if self.abroad:
+            self.abroad.ended(op)
         ticket = op.ticket
         if happened is OpStep.COMPLETE:
             ticket.forget()
@@ -534,6 +542,8 @@ class Core:
         lost.__cause__ = cause.with_traceback(None)
         self.needs_check = True
         self.abandon(lost)
+        for peer in self.poller.peers():
+            peer.abroad.fail(lost)
         return lost
 
     def abandon(self, error: Exception, *, keeps_blocks: bool = False) -> None:

@@ -246,6 +246,7 @@ class Parking:
             parked.withdraw = None
             core.completion.unwant(line)
             if not self._fails_upstream(parked.op, parked.sources, parked.deps):
+                core.abroad.submitting(parked.op, parked.sources)
                 self.go(parked.op, parked.run, line, parked.deps)
             self._left(parked)
 
@@ -270,6 +271,7 @@ class Parking:
         ):
             target = line if isinstance(line, Timeline) else line(self.flattened(deps))
             if self.has_room(target):
+                self._core.abroad.submitting(op, sources)
                 self.go(op, run, target, deps)
                 return None
             line = target
@@ -325,6 +327,7 @@ class Parking:
             parked.line = line
             self._wait_for_room(parked, line)
             return
+        self._core.abroad.submitting(parked.op, parked.sources)
         self.go(parked.op, parked.run, line, parked.deps)
         self._left(parked)
 

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from streamflow.errors import DeviceLost
 from streamflow.scheduler.backoff import Backoff
-from streamflow.scheduler.completion import Completion
+from streamflow.scheduler.completion import NAP_MIN_S, Completion
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
@@ -26,6 +26,7 @@ _OPEN: WeakSet[Core] = WeakSet()
 _num_changes = 0
 """How often that set has changed."""
 
+_IDLE_MAX_S = 1e-3
 _GRACE_S = 0.05
 """How long nothing may have changed before virtual time jumps to a timer."""
 
@@ -36,6 +37,7 @@ class Poller:
     __slots__ = (
         "_core",
         "_end_grace",
+        "_idle_s",
         "_is_grace_over",
         "_is_scheduled",
         "_known_peers",
@@ -53,6 +55,7 @@ class Poller:
         self.completion = Completion(core.settings.spin_us * 1e-6)
         self.backoff = Backoff(self.wake, lambda: core.shell.is_over())
         self._is_scheduled = False
+        self._idle_s = NAP_MIN_S
         self._seen_submitted = 0
         self._known_peers: tuple[Core, ...] = ()
         self._seen_changes = -1
@@ -85,7 +88,7 @@ class Poller:
         self._core.shell.call_soon_threadsafe(self._turn_all)
 
     def _turn_all(self) -> None:
-        for each in self._peers():
+        for each in self.peers():
             each.poller._turn_if_due()
 
     def end(self) -> list[threading.Thread]:
@@ -169,7 +172,7 @@ class Poller:
         core = self._core
         num_busy = num_submitted = num_moves = 0
         timers = []
-        for each in self._peers():
+        for each in self.peers():
             num_busy += sum(pool.num_running for pool in each.pools)
             num_submitted += each.num_submitted
             num_moves += each.poller.num_moves
@@ -183,17 +186,20 @@ class Poller:
             self.num_moves += 1
             self._reap()
             # What was parked and goes now is not the program's doing: no turn is left for it.
-            self._seen_submitted = sum(each.num_submitted for each in self._peers())
+            self._seen_submitted = sum(each.num_submitted for each in self.peers())
         elif timer is not None and self._reach(timer, num_busy, (num_submitted, num_moves)):
             timer.fire()
         elif num_busy:
-            self.backoff.watch(())  # look again soon: a worker may block on the clock
+            # Look again soon: a worker may block on the clock. The longer none does, the later.
+            self._idle_s = min(2 * self._idle_s, _IDLE_MAX_S)
+            self.backoff.watch((), self._idle_s)
             return
         elif not self._has_results():
             return  # nothing can move until a gate opens or something is submitted
+        self._idle_s = NAP_MIN_S
         self.schedule()
 
-    def _peers(self) -> tuple[Core, ...]:
+    def peers(self) -> tuple[Core, ...]:
         """The open devices of this loop. Kept, since this runs once a turn."""
         if self._seen_changes != _num_changes:
             key = self._core.shell.key

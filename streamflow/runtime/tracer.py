@@ -60,12 +60,12 @@ class Tracer:
         self._line.stream.record(self._base)
         self._last = {}
         core.instrument = instrument
-        core.is_fast = False
+        core.choose_ways()
 
     def stop(self) -> None:
         """End; ops still running are timed when they are seen to end."""
         self._core.instrument = None
-        self._core.is_fast = not self._core.is_serial
+        self._core.choose_ways()
         for line in self._core.lines:
             self._core.reap(line)
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from streamflow.scheduler.completion import Head, Looks
+from streamflow.scheduler.completion import NAP_MIN_S, Head, Looks
 
 __all__ = ["Backoff"]
 
@@ -51,12 +51,12 @@ class Backoff:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def watch(self, heads: Sequence[Head]) -> None:
+    def watch(self, heads: Sequence[Head], idle_s: float = NAP_MIN_S) -> None:
         """Watch ``heads``, by the monotonic clock; replaces what was watched.
 
-        With no heads: wake the loop after the shortest sleep.
+        With no heads: wake the loop after ``idle_s``.
         """
-        self._request = Looks(heads, time.monotonic())
+        self._request = Looks(heads, time.monotonic(), idle_s)
         self._asked.set()
         with self._lock:
             if self._thread is not None or self._is_closed:

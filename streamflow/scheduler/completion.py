@@ -53,16 +53,17 @@ class Head(NamedTuple):
 class Looks:
     """When the helper thread looks at which of some heads: each at its own pace."""
 
-    __slots__ = ("_naps_s", "_next_s", "heads")
+    __slots__ = ("_idle_s", "_naps_s", "_next_s", "heads")
 
-    def __init__(self, heads: Sequence[Head], now_s: float) -> None:
+    def __init__(self, heads: Sequence[Head], now_s: float, idle_s: float = NAP_MIN_S) -> None:
         self.heads = heads
+        self._idle_s = idle_s  # the nap where there are none
         self._naps_s = [head.nap_s(now_s) for head in heads]
         self._next_s = [now_s + each_s for each_s in self._naps_s]
 
     def sleep_s(self, now_s: float) -> float:
         """How long until the next look."""
-        return max(NAP_MIN_S, min(self._next_s) - now_s) if self.heads else NAP_MIN_S
+        return max(NAP_MIN_S, min(self._next_s) - now_s) if self.heads else self._idle_s
 
     def due(self, now_s: float) -> list[Head]:
         """The heads to look at now; those almost due come along and save a wake-up."""
