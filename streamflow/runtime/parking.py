@@ -332,21 +332,21 @@ class Parking:
         self._left(parked)
 
     def _wait_for_room(self, parked: Parked, line: Timeline) -> None:
-        core, key = self._core, parked.op.rare().scope
-
-        def withdraw() -> None:
-            assert line.waiting is not None
-            line.waiting.remove(key, parked)
-            if not line.waiting:
-                line.waiting = None
-            core.completion.unwant(line)
-
+        core = self._core
         if line.waiting is None:
             line.waiting = FairQueue(f"room on {line.name}")
-        line.waiting.push(key, parked)
-        parked.need, parked.withdraw = line.waiting.what, withdraw
+        line.waiting.push(parked.op.rare().scope, parked)
+        # A partial is one object; a closure would be five, for each of thousands that wait.
+        parked.need, parked.withdraw = line.waiting.what, partial(self._need_no_room, parked, line)
         core.completion.want(line, core.now())
         core.schedule_turn()
+
+    def _need_no_room(self, parked: Parked, line: Timeline) -> None:
+        assert line.waiting is not None
+        line.waiting.remove(parked.op.rare().scope, parked)
+        if not line.waiting:
+            line.waiting = None
+        self._core.completion.unwant(line)
 
     def _left(self, parked: Parked) -> None:
         line = parked.line
