@@ -302,6 +302,9 @@ class Backend(Protocol):
         :meth:`Event.sync`. Always False unless ``is_virtual``.
         """
 
+    def are_blocked(self, num_busy_workers: int, /) -> bool:
+        """Whether that many workers are blocked in :meth:`Event.sync` on virtual time."""
+
     def skip_to(self, num_busy_workers: int, time_s: float, may_jump: bool, /) -> bool:
         """Let virtual time pass to ``time_s`` without completing anything.
 

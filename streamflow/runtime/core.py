@@ -344,6 +344,10 @@ class Core:
         """Call ``react`` once every op of ``tickets`` has ended."""
         while tickets:
             ticket = tickets.pop()
+            if ticket.position and not ticket.is_passed:
+                # It may have ended with what set this off. Seen in a later turn only, what comes
+                # next would depend on how far the workers are by then (R15).
+                ticket.timeline.owner.reap(ticket.timeline)
             op: Op[Any] | None = ticket.op
             is_running = ticket.position > 0 and not ticket.is_passed
             if is_running or (op is not None and op._state not in FINAL):

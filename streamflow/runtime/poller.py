@@ -13,6 +13,7 @@ from weakref import WeakSet
 from streamflow.errors import DeviceLost
 from streamflow.scheduler.backoff import Backoff
 from streamflow.scheduler.completion import NAP_MIN_S, Completion
+from streamflow.scheduler.timeline import Timeline
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
@@ -27,6 +28,8 @@ _num_changes = 0
 """How often that set has changed."""
 
 _IDLE_MAX_S = 1e-3
+_OWN_WORK_S = 0.05
+"""How long a turn waits for workers in virtual time."""
 _GRACE_S = 0.05
 """How long nothing may have changed before virtual time jumps to a timer."""
 
@@ -127,30 +130,70 @@ class Poller:
         if core.needs_check and not core.is_closed:
             core.drain_dropped()
         is_virtual = core.backend.is_virtual
+        if is_virtual:
+            self._await_own_workers()
         delivered = False
         if core.num_undelivered:
             delivered = self._deliver(is_virtual)
-        self._reap()
         if is_virtual:
+            self._reap_all()
             if not completion.is_idle or self._has_results() or core.timers.first() is not None:
                 self._advance(delivered)
-        elif completion.is_idle:
             return
-        elif completion.should_spin(time.monotonic()):
+        self._reap()
+        if completion.is_idle:
+            return
+        if completion.should_spin(time.monotonic()):
             self.schedule()
         elif heads := completion.heads():
             self.backoff.watch(heads)
 
-    def _reap(self) -> None:
+    def _await_own_workers(self) -> None:
+        """Let workers with our own work end, or block on the clock, in virtual time (R15).
+
+        Their results then arrive in this turn, however fast the threads are; the program may
+        take several turns to go on meanwhile. Copies through a chunk take moments; what takes
+        longer, and functions of the program's own, are not waited for.
+        """
+        until_s = 0.0
+        while any(each.background.num_busy or each.stagers.num_busy for each in self.peers()):
+            num_busy = sum(pool.num_running for each in self.peers() for pool in each.pools)
+            if self._core.backend.are_blocked(num_busy):
+                return
+            now_s = time.monotonic()
+            until_s = until_s or now_s + _OWN_WORK_S
+            if now_s > until_s:
+                return
+            time.sleep(NAP_MIN_S)
+
+    def _reap_all(self) -> None:
+        """Let all react that has ended by now, on every device of the loop (R15).
+
+        What one end sets off may want another that is there already. Seen in a later turn,
+        it would come before or after the results of a worker as the threads happen to run.
+        """
+        asked: set[Timeline] = set()
+        peers = self.peers()
+        is_any_done = True
+        while is_any_done:
+            is_any_done = False
+            for each in peers:
+                is_any_done |= each.poller._reap(asked)
+
+    def _reap(self, asked: set[Timeline] | None = None) -> bool:
+        """Look at the wanted heads, but those ``asked``; whether any was done."""
         completion = self.completion
         is_head_done = True
         try:
-            done = completion.done()
+            done = completion.done(asked)
         except Exception:  # a fault: the closer look raises it again, and loses the device
             done, is_head_done = completion.wanted(), False
         for timeline in done:
+            if asked is not None:
+                asked.discard(timeline)  # it has another head now
             self._core.reap(timeline, is_head_done)
             is_head_done = False  # what that set off may have retired the other heads
+        return bool(done) and not self._core.is_closed
 
     def _has_results(self) -> bool:
         """Workers are busy, or have results that were not handed over yet."""
@@ -178,13 +221,17 @@ class Poller:
             num_moves += each.poller.num_moves
             if (timer := each.timers.first()) is not None:
                 timers.append(timer)
+        if not num_busy and any(each.num_undelivered for each in self.peers()):
+            # A worker has ended since results were handed over: they come first (R15).
+            self.schedule()
+            return
         timer = min(timers, default=None)
         if delivered or num_submitted != self._seen_submitted:
             self._seen_submitted = num_submitted
             self.num_moves += delivered
         elif core.backend.advance(num_busy, inf if timer is None else timer.due_s):
             self.num_moves += 1
-            self._reap()
+            self._reap_all()
             # What was parked and goes now is not the program's doing: no turn is left for it.
             self._seen_submitted = sum(each.num_submitted for each in self.peers())
         elif timer is not None and self._reach(timer, num_busy, (num_submitted, num_moves)):

@@ -165,15 +165,18 @@ class Completion:
         """The timelines to look at."""
         return list(self._waits)
 
-    def done(self) -> Sequence[Timeline]:
+    def done(self, asked: set[Timeline] | None = None) -> Sequence[Timeline]:
         """The wanted timelines whose head is done, in one query for each.
 
+        Those in ``asked`` are left out, and those that are asked now are added to it.
         Raises whatever a query raises: a fault of the device.
         """
         found: Sequence[Timeline] = ()
         # Runs once a turn of the loop, and most turns find nothing: no list then.
         for timeline in self._waits:
-            if timeline.inflight:
+            if timeline.inflight and (asked is None or timeline not in asked):
+                if asked is not None:
+                    asked.add(timeline)
                 self.num_queries += 1
                 if timeline.inflight[0].event.is_done:
                     found = [*found, timeline]

@@ -193,6 +193,9 @@ class NullBackend:
     def advance(self, num_busy_workers: int, /, until_s: float = inf) -> bool:
         return False
 
+    def are_blocked(self, num_busy_workers: int, /) -> bool:
+        return False
+
     def skip_to(self, num_busy_workers: int, time_s: float, may_jump: bool, /) -> bool:
         return False
 

@@ -357,6 +357,10 @@ class CudaBackend:
         """Always False: real time passes by itself."""
         return False
 
+    def are_blocked(self, num_busy_workers: int, /) -> bool:
+        """Always False: nobody waits for virtual time."""
+        return False
+
     def skip_to(self, num_busy_workers: int, time_s: float, may_jump: bool, /) -> bool:
         """Always False: nobody can make it pass."""
         return False

@@ -346,6 +346,10 @@ class SimDevice:
         """Complete one piece of work of any device of the loop in virtual time."""
         return self.is_virtual and self.world.advance(num_busy_workers, until_s)
 
+    def are_blocked(self, num_busy_workers: int, /) -> bool:
+        """Whether that many threads wait for virtual time to pass."""
+        return self.is_virtual and num_busy_workers <= self.world.num_blocked
+
     def skip_to(self, num_busy_workers: int, time_s: float, may_jump: bool, /) -> bool:
         """Let virtual time pass to ``time_s`` if no device of the loop completes anything."""
         return self.is_virtual and self.world.skip_to(num_busy_workers, time_s, may_jump)
