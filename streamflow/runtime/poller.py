@@ -155,9 +155,14 @@ class Poller:
         take several turns to go on meanwhile. Copies through a chunk take moments; what takes
         longer, and functions of the program's own, are not waited for.
         """
-        until_s = 0.0
-        while any(each.background.num_busy or each.stagers.num_busy for each in self.peers()):
-            num_busy = sum(pool.num_running for each in self.peers() for pool in each.pools)
+        until_s, peers = 0.0, self.peers()
+        while True:
+            for each in peers:  # a loop, since this runs once a turn
+                if each.background.num_busy or each.stagers.num_busy:
+                    break
+            else:
+                return
+            num_busy = sum(pool.num_running for each in peers for pool in each.pools)
             if self._core.backend.are_blocked(num_busy):
                 return
             now_s = time.monotonic()
