@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from sys import _getframe
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ __all__ = ["Submit"]
 T = TypeVar("T")
 
 
-class Submit:
+class Submit(ABC):
     """Allocate, fill, copy, launch, call: plain functions that return at once (rule R1).
 
     ``Device`` is this and a life of its own: it sets the three attributes when entered.
@@ -34,8 +35,9 @@ class Submit:
     _launcher: Launcher
 
     @property
+    @abstractmethod
     def _core(self) -> Core:
-        raise NotImplementedError
+        """The open device; raises ``Closed`` before it is entered."""
 
     # -- memory ----------------------------------------------------------------------------
 
