@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from streamflow.errors import Closed, DeadlineExceeded, DeviceLost, OpCancelled
+from streamflow.errors import Closed, DeadlineExceeded, OpCancelled
 from streamflow.runtime.failures import add_note, add_notes, raise_group
 from streamflow.runtime.op import Op, OpState, added
 from streamflow.runtime.registry import take_open
@@ -95,8 +95,7 @@ def leave(core: Core, error: BaseException | None) -> None:
         add_notes(late, failures)
         raise late
     if core.lost is not None and not core.is_loss_seen and error is None:
-        core.is_loss_seen = True
-        raise DeviceLost(str(core.lost), suspects=core.lost.suspects) from core.lost
+        raise core.tell_loss() from core.lost
     if failures:
         raise_group(f"device {core.backend.index}", error, failures)
 
@@ -104,8 +103,7 @@ def leave(core: Core, error: BaseException | None) -> None:
 def raise_failures(core: Core) -> None:
     """Raise what failed and nobody has looked at (rule R9)."""
     if core.lost is not None:
-        core.is_loss_seen = True
-        raise DeviceLost(str(core.lost), suspects=core.lost.suspects) from core.lost
+        raise core.tell_loss() from core.lost
     failures = core.failures.take(is_around_here)
     if failures:
         raise_group(f"device {core.backend.index}", None, failures)

@@ -158,10 +158,15 @@ class Core:
         if self.is_closing:
             raise Closed(f"device {self.backend.index} is closed")
         if self.lost is not None:
-            self.is_loss_seen = True
-            raise DeviceLost(str(self.lost), suspects=self.lost.suspects) from self.lost
+            raise self.tell_loss() from self.lost
         self.needs_check = False
         self.drain_dropped()
+
+    def tell_loss(self) -> DeviceLost:
+        """An error of the caller's own that says how the device was lost: somebody sees it."""
+        assert self.lost is not None
+        self.is_loss_seen = True
+        return DeviceLost(str(self.lost), suspects=self.lost.suspects)
 
     # -- fork and exit (rule R12) ------------------------------------------------------------
 

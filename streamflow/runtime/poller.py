@@ -162,7 +162,8 @@ class Poller:
                     break
             else:
                 return
-            num_busy = sum(pool.num_running for each in peers for pool in each.pools)
+            pools = [pool for each in peers for pool in (each.background, each.stagers)]
+            num_busy = sum(pool.num_running for pool in pools)
             if self._core.backend.are_blocked(num_busy):
                 return
             now_s = time.monotonic()

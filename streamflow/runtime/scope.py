@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from streamflow.errors import DeadlineExceeded, DeviceLost, OpCancelled, OutOfDeviceMemory
+from streamflow.errors import DeadlineExceeded, OpCancelled, OutOfDeviceMemory
 from streamflow.runtime.failures import add_notes, raise_group
 from streamflow.runtime.op import SCOPE, Op, OpState, added
 from streamflow.runtime.report import Report, make_report
@@ -194,8 +194,7 @@ class Scope:
             add_notes(late, failures)
             raise late from None
         if leaving is None and core.lost is not None and self._has_lost_ops:
-            core.is_loss_seen = True
-            raise DeviceLost(str(core.lost), suspects=core.lost.suspects) from core.lost
+            raise core.tell_loss() from core.lost
         if failures:
             raise_group(f"scope {self.name!r}", leaving, failures)
         return False
