@@ -74,11 +74,12 @@ async def until(is_so: Callable[[], object]) -> None:
 
 
 async def error_of(op: Any) -> BaseException | None:
-    """What awaiting ``op`` raises, if anything."""
-    try:
-        await op
-    except Exception as error:
-        return error
+    """What awaiting ``op`` raises, if anything; a bounded wait."""
+    with anyio.fail_after(20):
+        try:
+            await op
+        except Exception as error:
+            return error
     return None
 
 

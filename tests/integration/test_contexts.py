@@ -7,16 +7,11 @@ from contextvars import ContextVar
 import anyio
 import numpy as np
 from anyio.lowlevel import checkpoint
+from support import until
 
 import streamflow as sf
 
 WHOSE: ContextVar[str] = ContextVar("whose", default="nobody's")
-
-
-async def until(is_so):
-    with anyio.fail_after(20):
-        while not is_so():
-            await checkpoint()
 
 
 def test_c10_a_callback_submits_to_the_current_stream_of_the_task_that_added_it(

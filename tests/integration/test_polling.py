@@ -9,17 +9,12 @@ from math import log
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from support import Opener
+from support import Opener, turns
 
 import streamflow as sf
 from streamflow.backends.sim.event import SimEvent
 
 NUM_STREAMS, OPS_EACH = 8, 25
-
-
-async def turns(num=20):
-    for _ in range(num):
-        await checkpoint()
 
 
 def num_queries(dev):

@@ -7,6 +7,7 @@ import weakref
 import anyio
 import numpy as np
 import pytest
+from support import error_of, virtual
 
 import streamflow as sf
 from streamflow.backends.sim.device import SimDevice
@@ -18,21 +19,6 @@ from streamflow.scheduler.loops import current_shell
 
 BIG = np.ones(1 << 18, np.float32)  # 1 MiB: staged
 LOST = (sf.DeviceLost, sf.UpstreamFailed)
-
-
-def virtual(index=0, **settings):
-    settings.setdefault("close_timeout_s", 5.0)  # where a test fails with a gate closed
-    return sf.Device(index, backend="sim", settings=sf.Settings(sim_clock="virtual", **settings))
-
-
-async def error_of(op):
-    """What awaiting ``op`` raises; a bounded wait."""
-    with anyio.fail_after(20):
-        try:
-            await op
-        except sf.StreamflowError as error:
-            return error
-    return None
 
 
 def has_world():

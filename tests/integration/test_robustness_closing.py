@@ -7,7 +7,7 @@ import anyio
 import numpy as np
 import pytest
 import uvloop
-from anyio.lowlevel import checkpoint
+from support import error_of, turns, until, virtual
 
 import streamflow as sf
 from streamflow.backends.sim.device import SimDevice
@@ -19,32 +19,6 @@ BIG = np.ones(1 << 18, np.float32)  # 1 MiB: staged
 
 native = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 """Tests that call ``task.cancel()`` themselves: ``run`` takes a coroutine."""
-
-
-def virtual(index=0, **settings):
-    settings.setdefault("close_timeout_s", 5.0)  # where a test fails with a gate closed
-    return sf.Device(index, backend="sim", settings=sf.Settings(sim_clock="virtual", **settings))
-
-
-async def turns(num=20):
-    for _ in range(num):
-        await checkpoint()
-
-
-async def until(is_so):
-    with anyio.fail_after(20):
-        while not is_so():
-            await checkpoint()
-
-
-async def error_of(op):
-    """What awaiting ``op`` raises; a bounded wait."""
-    with anyio.fail_after(20):
-        try:
-            await op
-        except sf.StreamflowError as error:
-            return error
-    return None
 
 
 def has_world():

@@ -3,29 +3,16 @@
 import anyio
 import anyio.lowlevel
 import numpy as np
+from support import error_of, virtual
 
 import streamflow as sf
 
 BIG = np.ones(1 << 18, np.float32)  # staged
 
 
-def virtual(**settings):
-    settings.setdefault("close_timeout_s", 5.0)
-    return sf.Device(backend="sim", settings=sf.Settings(sim_clock="virtual", **settings))
-
-
 async def turns(num=60):
     for _ in range(num):
         await anyio.lowlevel.checkpoint()
-
-
-async def error_of(op):
-    with anyio.fail_after(20):
-        try:
-            await op
-        except sf.StreamflowError as error:
-            return error
-    return None
 
 
 def test_a_launch_refused_after_parking_takes_nobody_elses_want(run, add_one, saxpy):

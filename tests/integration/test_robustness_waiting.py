@@ -7,26 +7,11 @@ import anyio
 import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
+from support import turns, until, virtual
 
 import streamflow as sf
 
 BIG = np.ones(1 << 18, np.float32)  # 1 MiB: staged
-
-
-def virtual(**settings):
-    settings.setdefault("close_timeout_s", 5.0)  # where a test fails with a gate closed
-    return sf.Device(backend="sim", settings=sf.Settings(sim_clock="virtual", **settings))
-
-
-async def turns(num=20):
-    for _ in range(num):
-        await checkpoint()
-
-
-async def until(is_so):
-    with anyio.fail_after(20):
-        while not is_so():
-            await checkpoint()
 
 
 def test_gather_that_is_cancelled_waits_for_the_op_that_writes_the_callers_buffer(run):

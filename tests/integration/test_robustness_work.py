@@ -3,7 +3,7 @@
 import anyio
 import numpy as np
 import pytest
-from anyio.lowlevel import checkpoint
+from support import turns, virtual
 
 import streamflow as sf
 
@@ -14,16 +14,6 @@ set_to = sf.Kernel.from_source(
     access={"x": "write"},
     body=lambda x, value: x.fill(value),
 )
-
-
-def virtual(**settings):
-    settings.setdefault("close_timeout_s", 5.0)  # where a test fails with a gate closed
-    return sf.Device(backend="sim", settings=sf.Settings(sim_clock="virtual", **settings))
-
-
-async def turns(num=20):
-    for _ in range(num):
-        await checkpoint()
 
 
 # -- cancelling what is parked -----------------------------------------------------------------
