@@ -176,9 +176,13 @@ class Hold:
 
     def __init__(self, dev, spin):
         self.gate = dev.sim.gate("d2h") if dev.backend == "sim" else None
-        if self.gate is None:
-            for _ in range(2 * len(dev.lanes)):  # on every compute lane
-                dev.launch(spin, 0.4, grid=1, block=1)
+        self.ops = []
+        if self.gate is None:  # on every compute lane
+            self.ops = [dev.launch(spin, 0.4, grid=1, block=1) for _ in range(2 * len(dev.lanes))]
+
+    async def begun(self):
+        """The kernel was compiled: requests that come now are behind it."""
+        await until(lambda: all(op.state != "parked" for op in self.ops))
 
     def release(self):
         if self.gate is not None:
@@ -195,6 +199,7 @@ def test_a_client_that_goes_away_cancels_its_own_scope_only(run, open_device, ex
             await asked_right(http, stays)
             dev = service.dev
             hold = Hold(dev, spin)
+            await hold.begun()
             first = asyncio.create_task(ask(http, gone))
             await until(lambda: reads_on_the_device(dev))
             other = asyncio.create_task(asked_right(http, stays))
