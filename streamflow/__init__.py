@@ -4,7 +4,7 @@ from typing import Any
 
 from streamflow.backends import register_backend
 from streamflow.backends.base import Access, DeviceProperties, PoolInfo
-from streamflow.config import Settings
+from streamflow.config import Settings, SimOptions
 from streamflow.device import Device, DeviceStats
 from streamflow.errors import (
     BackendUnavailable,
@@ -65,6 +65,7 @@ __all__ = [
     "Report",
     "Scope",
     "Settings",
+    "SimOptions",
     "SimulatorWarning",
     "Stream",
     "StreamflowError",

@@ -113,7 +113,7 @@ def demo(
     except ValueError as error:
         _fail(str(error), code=2)
     if clock is not None:
-        settings = replace(settings, sim_clock=clock.value)
+        settings = replace(settings, sim=replace(settings.sim, clock=clock.value))
 
     async def process() -> Outcome:
         async with sf.Device(0, backend=backend.value, settings=settings) as dev:
@@ -133,12 +133,12 @@ def demo(
         outcome.graph.save(output / "graph.mmd")
     except OSError as error:
         raise typer.BadParameter(str(error), param_hint="--output") from None
-    _print_outcome(outcome, output, settings.sim_clock, difference)
+    _print_outcome(outcome, output, settings.sim.clock, difference)
     if difference > TOLERANCE:
         _fail("the picture is not what NumPy makes of it")
 
 
-def _print_outcome(outcome: Outcome, output: Path, sim_clock: str, difference: int) -> None:
+def _print_outcome(outcome: Outcome, output: Path, clock: str, difference: int) -> None:
     rows, columns, _ = outcome.picture.shape
     copies = [op for op in outcome.trace.ops if op.engine in ("h2d", "d2h")]
     moved_nbytes = sum(op.nbytes for op in copies)
@@ -147,7 +147,7 @@ def _print_outcome(outcome: Outcome, output: Path, sim_clock: str, difference: i
         backend += f", since {outcome.why_simulated}"
     if outcome.backend != "sim":
         source = "measured on the device"
-    elif sim_clock == "wall":
+    elif clock == "wall":
         source = "kernels took as long as NumPy does here: not a GPU's times"
     else:
         source = "as the simulator models a GPU: nothing was measured"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "SimOptions"]
 
 _MIB = 1 << 20
 
@@ -56,14 +56,8 @@ class Settings:
     serial : bool
         Wait for each op before the next is submitted, so that a fault names its op
         (rule R9). For debugging: every submission blocks.
-    sim_clock : str
-        ``"wall"`` or ``"virtual"``, for the simulator only.
-    sim_devices : int
-        How many devices the simulator shows.
-    sim_memory_nbytes : int
-        Memory of each simulated device.
-    seed : int
-        Seed of the simulator's schedule (rule R15).
+    sim : SimOptions
+        What the simulator is like.
     """
 
     backend: str = "auto"
@@ -78,10 +72,7 @@ class Settings:
     pinned_budget_nbytes: int = field(default_factory=_default_pinned_budget_nbytes)
     close_timeout_s: float = 30.0
     serial: bool = False
-    sim_clock: str = "wall"
-    sim_devices: int = 2
-    sim_memory_nbytes: int = 4 << 30
-    seed: int = 0
+    sim: SimOptions = field(default_factory=lambda: SimOptions())
 
     def __post_init__(self) -> None:
         for name in (
@@ -90,15 +81,14 @@ class Settings:
             "window",
             "staging_threads",
             "host_workers",
-            "sim_devices",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
         for name in ("staging_in_nbytes", "staging_out_nbytes"):
             if getattr(self, name) < 65536:
                 raise ValueError(f"{name} must be at least 65536, found {getattr(self, name)}")
-        if self.sim_clock not in ("wall", "virtual"):
-            raise ValueError(f"sim_clock is 'wall' or 'virtual', found {self.sim_clock!r}")
+        if not isinstance(self.sim, SimOptions):
+            raise TypeError(f"sim takes SimOptions, found {self.sim!r}")
 
     @classmethod
     def from_environment(
@@ -118,22 +108,123 @@ class Settings:
         ValueError
             A value that does not convert, naming the variable.
         """
-        values: dict[str, object] = {}
-        for item in fields(cls):
-            text = environ.get(f"STREAMFLOW_{item.name.upper()}")
-            if text is None:
-                continue
-            converters: dict[str, Callable[[str], object]] = {
-                "int": int,
-                "float": float,
-                "str": str,
-                "bool": _as_bool,
-            }
-            convert = converters[str(item.type)]
-            try:
-                values[item.name] = convert(text)
-            except ValueError:
-                raise ValueError(
-                    f"STREAMFLOW_{item.name.upper()}={text!r} is not a valid {item.type}"
-                ) from None
-        return cls(**{**values, **overrides})  # type: ignore[arg-type]
+        if "sim" not in overrides:
+            overrides = {**overrides, "sim": SimOptions.from_environment(environ)}
+        return cls(**{**_read(cls, environ, "STREAMFLOW_"), **overrides})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimOptions:
+    """What the simulator is like; each field is also read from ``STREAMFLOW_SIM_<NAME>``.
+
+    Devices that are opened on one event loop form one machine, and the first of them decides
+    about all that is not a property of one device: clock, seed and race checker.
+
+    Attributes
+    ----------
+    clock : str
+        ``"wall"``: real time passes. ``"virtual"``: a run is a function of program and seed
+        (rule R15).
+    seed : int
+        Breaks ties between streams; with 0 the stream that was made first wins.
+    devices : int
+        How many devices there are.
+    memory_nbytes : int
+        Memory of each.
+    copy_engines : int
+        2: one for each direction. 1: one for both.
+    compute_slots : int
+        Kernels, fills and copies within a device that run at a time.
+    profile : str
+        How long work takes: ``"h200"``, or the file that ``streamflow doctor --calibrate``
+        wrote.
+    rates : mapping of str to float
+        Fields of the cost model that replace the profile's. In the environment:
+        ``h2d_rate=1e9,kernel_s=5e-6``.
+    reuse_follow_event_dependencies : bool
+        Pools reuse memory freed on a stream that the allocating one has waited for.
+    reuse_allow_opportunistic : bool
+        Pools reuse memory whose free happens to have run.
+    reuse_allow_internal_dependencies : bool
+        Pools that run short reuse memory whose free is pending, with a wait for it.
+    check_races : bool
+        Report work that nothing orders after what it needs.
+    """
+
+    clock: str = "wall"
+    seed: int = 0
+    devices: int = 2
+    memory_nbytes: int = 4 << 30
+    copy_engines: int = 2
+    compute_slots: int = 8
+    profile: str = "h200"
+    rates: Mapping[str, float] = field(default_factory=dict, hash=False)
+    reuse_follow_event_dependencies: bool = True
+    reuse_allow_opportunistic: bool = True
+    reuse_allow_internal_dependencies: bool = True
+    check_races: bool = True
+
+    def __post_init__(self) -> None:
+        if self.clock not in ("wall", "virtual"):
+            raise ValueError(f"clock is 'wall' or 'virtual', found {self.clock!r}")
+        for name in ("devices", "memory_nbytes", "compute_slots"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
+        if self.copy_engines not in (1, 2):
+            raise ValueError(f"copy_engines is 1 or 2, found {self.copy_engines}")
+        for name, rate in self.rates.items():
+            if not rate >= 0:
+                raise ValueError(f"rates: {name} cannot be {rate}")
+
+    @classmethod
+    def from_environment(
+        cls, environ: Mapping[str, str] = os.environ, **overrides: object
+    ) -> SimOptions:
+        """Read ``STREAMFLOW_SIM_<NAME>`` for every field; keywords win.
+
+        Parameters
+        ----------
+        environ : mapping of str to str
+            Where the variables are looked up.
+        **overrides
+            Fields by name.
+
+        Raises
+        ------
+        ValueError
+            A value that does not convert, naming the variable.
+        """
+        return cls(**{**_read(cls, environ, "STREAMFLOW_SIM_"), **overrides})  # type: ignore[arg-type]
+
+
+def _as_rates(text: str) -> dict[str, float]:
+    pairs = (pair.split("=", 1) for pair in text.split(",") if pair.strip())
+    return {name.strip(): float(value) for name, value in pairs}
+
+
+_CONVERTERS: dict[str, Callable[[str], object]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": _as_bool,
+    "Mapping[str, float]": _as_rates,
+}
+
+
+def _read(
+    cls: type[Settings | SimOptions], environ: Mapping[str, str], prefix: str
+) -> dict[str, object]:
+    """The fields of ``cls`` that ``environ`` has."""
+    values: dict[str, object] = {}
+    for item in fields(cls):
+        variable = prefix + item.name.upper()
+        convert = _CONVERTERS.get(str(item.type))
+        if convert is None or variable not in environ:
+            continue
+        try:
+            values[item.name] = convert(environ[variable])
+        except ValueError:
+            raise ValueError(
+                f"{variable}={environ[variable]!r} is not a valid {item.type}"
+            ) from None
+    return values

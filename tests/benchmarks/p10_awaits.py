@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import streamflow as sf
 from tests.benchmarks.report import Options, Report, Sample
 from tests.benchmarks.rig import device, spin, warm
 
@@ -26,7 +27,7 @@ async def _run(options: Options, report: Report) -> None:
     few, many = options.sized(100, 20), options.sized(10_000, 200)
     num_reps = options.sized(max(5, options.num_reps // 2), 1)
     num_grown = options.sized(1_000_000, 1000)
-    async with device(options, sim_clock="virtual") as dev:
+    async with device(options, sim=sf.SimOptions(clock="virtual")) as dev:
         await warm(dev)
         streams = [dev.stream(f"own{number}") for number in range(_NUM_STREAMS)]
         for where, places in (("lanes", [None]), ("8 streams", streams)):
@@ -78,7 +79,7 @@ def profile(num: int = 10_000) -> None:
     """One round on the simulator, for a profiler to run."""
 
     async def main() -> None:
-        async with device(Options("sim"), sim_clock="virtual") as dev:
+        async with device(Options("sim"), sim=sf.SimOptions(clock="virtual")) as dev:
             await _await_at_once(dev, num, [None])
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import streamflow as sf
-from streamflow.config import Settings
+from streamflow.config import Settings, SimOptions
 from tests.benchmarks.report import Options, Report, Sample
 from tests.benchmarks.rig import noop
 
@@ -62,7 +62,9 @@ def _rates(found: list[tuple[float, float]]) -> Sample:
 
 
 def _open() -> sf.Device:
-    return sf.Device(0, backend="sim", settings=Settings.from_environment(sim_clock="virtual"))
+    return sf.Device(
+        0, backend="sim", settings=Settings.from_environment(sim=SimOptions(clock="virtual"))
+    )
 
 
 async def _batched(num_ops: int) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import pytest
 
 from streamflow.backends import open_backend
 from streamflow.backends.base import Backend, Event, Stream
-from streamflow.config import Settings
+from streamflow.config import Settings, SimOptions
 
 pytest.importorskip("cuda.core", reason="cuda.core has no wheel for this platform")
 
@@ -17,7 +17,7 @@ from streamflow.backends.cuda.device import CudaBackend
 
 
 def _sim_type() -> type[Any]:
-    backend = open_backend("sim", 0, Settings(sim_clock="virtual"), None)
+    backend = open_backend("sim", 0, Settings(sim=SimOptions(clock="virtual")), None)
     kind = type(backend)
     backend.close()
     return kind
@@ -69,7 +69,7 @@ def test_cr18_handles_offer_the_protocols_members(protocol: type[Any]) -> None:
     from cuda.core import Event as CudaEvent
     from cuda.core import Stream as CudaStream
 
-    backend = open_backend("sim", 0, Settings(sim_clock="virtual"), None)
+    backend = open_backend("sim", 0, Settings(sim=SimOptions(clock="virtual")), None)
     ours = backend.create_stream() if protocol is Stream else backend.create_event()
     theirs = CudaStream if protocol is Stream else CudaEvent
     wanted = {name for name in vars(protocol) if not name.startswith("_")}

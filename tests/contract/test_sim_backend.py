@@ -6,7 +6,7 @@ import pytest
 
 from streamflow.backends import open_backend
 from streamflow.backends.base import Backend
-from streamflow.config import Settings
+from streamflow.config import Settings, SimOptions
 from streamflow.testing.contract import BackendContract, PeerContract
 
 
@@ -14,7 +14,7 @@ class _Simulated:
     clock = "virtual"
 
     def open(self, index: int = 0) -> Backend:
-        return open_backend("sim", index, Settings(sim_clock=self.clock), self)
+        return open_backend("sim", index, Settings(sim=SimOptions(clock=self.clock)), self)
 
 
 class TestVirtualClock(_Simulated, BackendContract):
@@ -35,6 +35,6 @@ class TestPeersOnWallClock(_Simulated, PeerContract):
 
 @pytest.mark.parametrize("clock", ["virtual", "wall"])
 def test_only_the_virtual_clock_is_virtual(clock: str) -> None:
-    backend = open_backend("sim", 0, Settings(sim_clock=clock), clock)
+    backend = open_backend("sim", 0, Settings(sim=SimOptions(clock=clock)), clock)
     assert backend.is_virtual is (clock == "virtual")
     backend.close()

@@ -9,7 +9,7 @@ import pytest
 import streamflow.backends
 from streamflow.backends import choose_backend, open_backend, register_backend
 from streamflow.backends.base import Backend
-from streamflow.config import Settings
+from streamflow.config import Settings, SimOptions
 from streamflow.errors import BackendUnavailable
 from streamflow.testing.contract import BackendContract, PeerContract
 
@@ -41,7 +41,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class _Mirrored:
     def open(self, index: int = 0) -> Backend:
-        return open_backend("mirror", index, Settings(sim_clock="virtual"), self)
+        return open_backend("mirror", index, Settings(sim=SimOptions(clock="virtual")), self)
 
 
 class TestMirror(_Mirrored, BackendContract):
@@ -57,7 +57,7 @@ class TestMirrorPeers(_Mirrored, PeerContract):
 
 def test_a_backend_is_registered_by_import_path() -> None:
     register_backend("by-path", "streamflow.backends.sim:open_device")
-    backend = open_backend("by-path", 0, Settings(sim_clock="virtual"), None)
+    backend = open_backend("by-path", 0, Settings(sim=SimOptions(clock="virtual")), None)
     assert isinstance(backend, Backend)
     backend.close()
 

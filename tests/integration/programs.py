@@ -32,7 +32,7 @@ ADD = sf.Kernel.from_source(
 
 def device(index=0, **settings):
     if BACKEND == "sim":
-        settings["sim_clock"] = CLOCK
+        settings["sim"] = sf.SimOptions(clock=CLOCK)
     return sf.Device(index, backend=BACKEND, settings=sf.Settings(**settings))
 
 def run(main):

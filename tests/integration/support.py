@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import fields
 from typing import Any
 
 import anyio
@@ -34,8 +35,8 @@ class Opener:
 
     def __call__(self, index: int = 0, **settings: Any) -> sf.Device:
         if self.backend == "sim":
-            settings.setdefault("sim_clock", self.clock)
-        return sf.Device(index, backend=self.backend, settings=sf.Settings(**settings))
+            settings.setdefault("clock", self.clock)
+        return sf.Device(index, backend=self.backend, settings=configured(settings))
 
     def stall(self, dev: sf.Device, stream: sf.Stream, seconds: float = 0.3) -> Stall:
         """Hold ``stream``: until released on the simulator, for ``seconds`` on a GPU."""
@@ -56,8 +57,15 @@ class Stall:
 def virtual(index: int = 0, placement: Any = None, **settings: Any) -> sf.Device:
     """A simulated device on the virtual clock."""
     settings.setdefault("close_timeout_s", 5.0)  # where a test fails with a gate closed
-    known = sf.Settings(sim_clock="virtual", **settings)
+    known = configured({"clock": "virtual", **settings})
     return sf.Device(index, backend="sim", settings=known, placement=placement)
+
+
+def configured(settings: dict[str, Any]) -> sf.Settings:
+    """Settings, from their own fields and those of ``SimOptions``."""
+    names = {item.name for item in fields(sf.SimOptions)} & settings.keys()
+    sim = sf.SimOptions(**{name: settings.pop(name) for name in names})
+    return sf.Settings(sim=sim, **settings)
 
 
 async def turns(num: int = 20) -> None:

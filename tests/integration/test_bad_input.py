@@ -5,12 +5,13 @@ import threading
 
 import numpy as np
 import pytest
+from support import configured
 
 import streamflow as sf
 
 
 def virtual(**settings):
-    return sf.Settings(sim_clock="virtual", **settings)
+    return configured({"clock": "virtual", **settings})
 
 
 def test_unknown_backend(run):
@@ -329,7 +330,7 @@ def test_entering_needs_a_loop_and_happens_once(run):
 
 def test_out_of_memory_raises_at_the_call_and_is_not_sticky(run):
     async def main():
-        async with sf.Device(backend="sim", settings=virtual(sim_memory_nbytes=1 << 26)) as dev:
+        async with sf.Device(backend="sim", settings=virtual(memory_nbytes=1 << 26)) as dev:
             held = dev.empty(1 << 25, np.uint8)
             with pytest.raises(sf.OutOfDeviceMemory, match="67108864 bytes"):
                 dev.empty(1 << 26, np.uint8)
@@ -346,9 +347,9 @@ def test_out_of_memory_raises_at_the_call_and_is_not_sticky(run):
 
 
 def test_settings_are_checked():
-    for bad in ({"compute_lanes": 0}, {"window": -1}, {"sim_clock": "sundial"}):
+    for bad in ({"compute_lanes": 0}, {"window": -1}, {"clock": "sundial"}):
         with pytest.raises(ValueError, match=next(iter(bad))):
-            sf.Settings(**bad)
+            configured(bad)
     with pytest.raises(ValueError, match="STREAMFLOW_WINDOW='many'"):
         sf.Settings.from_environment({"STREAMFLOW_WINDOW": "many"})
     assert sf.Settings.from_environment({"STREAMFLOW_WINDOW": "64"}).window == 64

@@ -13,7 +13,7 @@ import streamflow as sf
 
 
 def virtual(**settings):
-    return sf.Settings(sim_clock="virtual", **settings)
+    return sf.Settings(sim=sf.SimOptions(clock="virtual"), **settings)
 
 
 def test_waiting_for_an_op_of_a_closed_device(run, saxpy):

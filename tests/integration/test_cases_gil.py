@@ -66,7 +66,7 @@ async def many_awaits(dev, add_one, num_streams=8, num=10):
 @pytest.mark.parametrize("clock", ["virtual", "wall"])
 def test_c3_awaits_end_while_a_thread_keeps_the_gil(run, add_one, clock):
     async def main():
-        settings = sf.Settings(sim_clock=clock)
+        settings = sf.Settings(sim=sf.SimOptions(clock=clock))
         async with sf.Device(0, backend="sim", settings=settings) as dev:
             numbers = range(20_000)  # one step inside ``sum``: nothing can interrupt it
             with keeping_the_gil(lambda: sum(numbers)):

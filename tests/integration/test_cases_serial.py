@@ -69,7 +69,7 @@ def test_serial_mode_ends_each_op_before_the_next(run, open_device, add_one):
 
 def test_serial_mode_on_virtual_time_goes_on_past_a_gate(run, add_one):
     async def main():
-        settings = sf.Settings(serial=True, sim_clock="virtual")
+        settings = sf.Settings(serial=True, sim=sf.SimOptions(clock="virtual"))
         async with sf.Device(0, backend="sim", settings=settings) as dev:
             x, stream = dev.zeros(4, np.float32), dev.stream()
             with dev.sim.gate(stream):

@@ -227,7 +227,7 @@ def test_c10_scopes_of_suspended_generators_in_two_tasks(run, add_one):
 @pytest.mark.parametrize("clock", ["virtual", "wall"])
 def test_c10_the_current_stream_and_scope_of_one_device_are_not_anothers(run, add_one, clock):
     async def main():
-        settings = sf.Settings(sim_clock=clock)
+        settings = sf.Settings(sim=sf.SimOptions(clock=clock))
         async with (
             sf.Device(0, backend="sim", settings=settings) as zero,
             sf.Device(1, backend="sim", settings=settings) as one,

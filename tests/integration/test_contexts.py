@@ -86,7 +86,7 @@ def test_c10_the_runtimes_turns_run_in_no_tasks_context(run, add_one):
         seen.append(WHOSE.get())
 
     async def main():
-        settings = sf.Settings(sim_clock="virtual")
+        settings = sf.Settings(sim=sf.SimOptions(clock="virtual"))
         async with sf.Device(0, backend="sim", settings=settings) as dev:
             x = dev.zeros(4, np.float32)
             WHOSE.set("a task's")

@@ -97,7 +97,7 @@ def test_tiles_come_in_order_and_no_more_than_depth_at_once(
 
     async def main() -> list[demo.Box]:
         # On the virtual clock nothing ends while the program submits.
-        settings = sf.Settings(sim_clock="virtual")
+        settings = sf.Settings(sim=sf.SimOptions(clock="virtual"))
         async with sf.Device(0, backend="sim", settings=settings) as dev:
             tiles = demo.stream_tiles(dev, demo.pad(picture), boxes, depth=3)
             return [box async for box, _ in tiles]

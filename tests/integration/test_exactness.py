@@ -29,7 +29,7 @@ def test_awaiting_an_op_does_not_wait_for_what_is_queued_behind_it(run, open_dev
 
 def test_r4_one_wait_for_a_chain_across_two_streams(run, add_one):
     async def main():
-        settings = sf.Settings(sim_clock="virtual")
+        settings = sf.Settings(sim=sf.SimOptions(clock="virtual"))
         async with sf.Device(backend="sim", settings=settings) as dev:
             y = dev.zeros(64, np.float32)
             first, second = dev.stream(), dev.stream()
@@ -44,7 +44,7 @@ def test_r4_one_wait_for_a_chain_across_two_streams(run, add_one):
 
 def test_r5_free_goes_on_the_stream_of_its_only_outstanding_use(run, add_one):
     async def main():
-        settings = sf.Settings(sim_clock="virtual")
+        settings = sf.Settings(sim=sf.SimOptions(clock="virtual"))
         async with sf.Device(backend="sim", settings=settings) as dev:
             stream = dev.stream("own")
             y = dev.zeros(64, np.float32, stream=stream)
@@ -109,7 +109,7 @@ def test_r7_launches_behind_a_stalled_kernel_never_block_the_loop(run, open_devi
 def test_overlap_of_equal_stages_on_the_virtual_clock(run, lanes, n):
     """N items over three equal stages span at most N + 2 of them; on one stream, no overlap."""
     n_items = 12
-    settings = sf.Settings(sim_clock="virtual")
+    settings = sf.Settings(sim=sf.SimOptions(clock="virtual"))
 
     async def main():
         async with sf.Device(backend="sim", settings=settings) as dev:
@@ -148,7 +148,7 @@ def test_overlap_of_equal_stages_on_the_virtual_clock(run, lanes, n):
 
 def test_small_ops_and_their_idle_cost_no_queries(run):
     async def main():
-        settings = sf.Settings(sim_clock="virtual")
+        settings = sf.Settings(sim=sf.SimOptions(clock="virtual"))
         async with sf.Device(backend="sim", settings=settings) as dev:
             await dev.get(dev.put(np.arange(10)))
             await dev.synchronize()
@@ -164,7 +164,7 @@ def test_many_parked_ops_leave_at_once_without_recursion(run, add_one):
     """Seen on a GPU first: one poll retired a whole window, and its followers recursed."""
 
     async def main():
-        settings = sf.Settings(sim_clock="virtual", window=1022)
+        settings = sf.Settings(sim=sf.SimOptions(clock="virtual"), window=1022)
         async with sf.Device(backend="sim", settings=settings) as dev:
             stream = dev.stream()
             y = dev.zeros(64, np.float32, stream=stream)

@@ -11,7 +11,9 @@ import streamflow as sf
 
 
 def virtual(**settings):
-    return sf.Device(backend="sim", settings=sf.Settings(sim_clock="virtual", **settings))
+    return sf.Device(
+        backend="sim", settings=sf.Settings(sim=sf.SimOptions(clock="virtual"), **settings)
+    )
 
 
 def test_a_refused_launch_fails_its_op_and_its_readers(run, add_one, saxpy):
@@ -83,7 +85,9 @@ def test_c2_a_sticky_fault_reaches_every_waiter_and_leaves_other_devices_alone(r
     async def main():
         async with (
             virtual() as dev,
-            sf.Device(1, backend="sim", settings=sf.Settings(sim_clock="virtual")) as other,
+            sf.Device(
+                1, backend="sim", settings=sf.Settings(sim=sf.SimOptions(clock="virtual"))
+            ) as other,
         ):
             x, stream = dev.zeros(64, np.float32), dev.stream()
             dev.sim.fail(kind="launch", name="add_one", nth=1)
@@ -311,7 +315,9 @@ def test_after_an_op_of_a_lost_device_fails_with_its_upstream(run, add_one):
     async def main():
         async with (
             virtual() as ok,
-            sf.Device(1, backend="sim", settings=sf.Settings(sim_clock="virtual")) as other,
+            sf.Device(
+                1, backend="sim", settings=sf.Settings(sim=sf.SimOptions(clock="virtual"))
+            ) as other,
         ):
             x = other.zeros(64, np.float32)
             other.sim.fail(kind="launch", nth=1)

@@ -130,7 +130,7 @@ def test_c37_large_sizes_reach_the_backend_exactly(run, nbytes):
     seen = []
 
     async def main():
-        settings = sf.Settings(sim_clock="virtual", sim_memory_nbytes=1 << 34)
+        settings = sf.Settings(sim=sf.SimOptions(clock="virtual", memory_nbytes=1 << 34))
         async with sf.Device(backend="sim", settings=settings) as dev:
             backend = dev._core.backend
             allocate, fill = backend.allocate, backend.fill
@@ -237,7 +237,9 @@ def test_c18_an_op_with_no_record_yet_is_not_done(run, open_device, add_one):
 
 def test_c18_a_pooled_event_with_a_pending_record_is_not_handed_out(run, add_one):
     async def main():
-        async with sf.Device(backend="sim", settings=sf.Settings(sim_clock="virtual")) as dev:
+        async with sf.Device(
+            backend="sim", settings=sf.Settings(sim=sf.SimOptions(clock="virtual"))
+        ) as dev:
             stream = dev.stream()
             y = dev.zeros(64, np.float32, stream=stream)
             for _ in range(5):
@@ -287,7 +289,9 @@ def test_cr13_importing_makes_no_context_and_touches_no_driver():
 
 def test_cr13_only_the_device_asked_for_is_opened(run):
     async def main():
-        async with sf.Device(1, backend="sim", settings=sf.Settings(sim_clock="virtual")) as dev:
+        async with sf.Device(
+            1, backend="sim", settings=sf.Settings(sim=sf.SimOptions(clock="virtual"))
+        ) as dev:
             await dev.get(dev.put(np.arange(4)))
             return list(dev._core.backend.world.gpus)
 

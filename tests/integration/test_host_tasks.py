@@ -152,7 +152,7 @@ def test_an_error_of_a_host_task_is_the_ops_and_says_where_it_was_raised(run, is
 def test_host_tasks_are_bounded_and_cancelling_drops_what_has_not_started(run):
     async def main():
         async with sf.Device(
-            0, backend="sim", settings=sf.Settings(sim_clock="wall", host_workers=2)
+            0, backend="sim", settings=sf.Settings(sim=sf.SimOptions(clock="wall"), host_workers=2)
         ) as dev:
             started, go = threading.Semaphore(0), threading.Event()
             num = []
@@ -183,7 +183,7 @@ def test_host_tasks_are_bounded_and_cancelling_drops_what_has_not_started(run):
 
 def test_host_tasks_take_turns_between_scopes(run):
     async def main():
-        settings = sf.Settings(sim_clock="virtual", host_workers=1)
+        settings = sf.Settings(sim=sf.SimOptions(clock="virtual"), host_workers=1)
         async with sf.Device(0, backend="sim", settings=settings) as dev:
             order = []
             async with dev.scope(name="greedy"):

@@ -108,7 +108,8 @@ def test_what_is_fixed_may_be_read_anywhere(run, open_device):
 
 
 def test_c14_objects_made_without_a_loop_serve_two_threads(run, open_device, add_one):
-    settings = sf.Settings(sim_clock=open_device.clock if open_device.backend == "sim" else "wall")
+    clock = open_device.clock if open_device.backend == "sim" else "wall"
+    settings = sf.Settings(sim=sf.SimOptions(clock=clock))
     devices = [sf.Device(0, backend=open_device.backend, settings=settings) for _ in range(2)]
     together = threading.Barrier(2)
 
@@ -285,7 +286,8 @@ def leave(run, body):
 
     async def main():
         async with sf.Device(
-            backend="sim", settings=sf.Settings(sim_clock="virtual", close_timeout_s=0.05)
+            backend="sim",
+            settings=sf.Settings(sim=sf.SimOptions(clock="virtual"), close_timeout_s=0.05),
         ) as dev:
             kept.append(body(dev))
             await dev.synchronize()
@@ -350,7 +352,9 @@ class Ended:
         self.ops = self.task = None
 
     def device(self, index=0):
-        return sf.Device(index, backend="sim", settings=sf.Settings(sim_clock=self.clock))
+        return sf.Device(
+            index, backend="sim", settings=sf.Settings(sim=sf.SimOptions(clock=self.clock))
+        )
 
     async def main(self, ending):
         self.dev = dev = self.device()
@@ -475,7 +479,8 @@ def test_c12_a_staged_copy_that_a_loop_left_half_way_is_given_back(run):
 
     async def main():
         ended.dev = dev = sf.Device(
-            backend="sim", settings=sf.Settings(sim_clock=ended.clock, staging_threads=1)
+            backend="sim",
+            settings=sf.Settings(sim=sf.SimOptions(clock=ended.clock), staging_threads=1),
         )
         await dev.__aenter__()
         arrays = [dev.put(BIG) for _ in range(6)]
@@ -504,7 +509,7 @@ def test_c12_ops_that_wait_for_room_of_a_loop_that_ended_are_let_go(run, add_one
     async def main():
         ended.dev = dev = sf.Device(
             backend="sim",
-            settings=sf.Settings(sim_clock=ended.clock, window=2, compute_lanes=1),
+            settings=sf.Settings(sim=sf.SimOptions(clock=ended.clock), window=2, compute_lanes=1),
         )
         await dev.__aenter__()
         x, y = dev.zeros(64, np.float32), dev.put(BIG)
@@ -525,7 +530,9 @@ def test_c12_ops_that_wait_for_room_of_a_loop_that_ended_are_let_go(run, add_one
 
 def test_the_ledger_counts_what_is_held_by_kind_and_line(run):
     async def main():
-        async with sf.Device(0, backend="sim", settings=sf.Settings(sim_clock="virtual")) as dev:
+        async with sf.Device(
+            0, backend="sim", settings=sf.Settings(sim=sf.SimOptions(clock="virtual"))
+        ) as dev:
             assert dev.live() == {}
             line = sys._getframe().f_lineno
             held = [dev.zeros(4) for _ in range(3)]

@@ -23,7 +23,7 @@ def num_queries(dev):
 
 
 def virtual():
-    return sf.Device(0, backend="sim", settings=sf.Settings(sim_clock="virtual"))
+    return sf.Device(0, backend="sim", settings=sf.Settings(sim=sf.SimOptions(clock="virtual")))
 
 
 @pytest.fixture

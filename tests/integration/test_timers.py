@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import threading
 
-import anyio
 import numpy as np
 import pytest
-from anyio.lowlevel import checkpoint
+from support import turns, until, virtual
 
 import streamflow as sf
 from streamflow.scheduler.loops import current_shell
-
-
-def virtual(index=0, **settings):
-    settings = sf.Settings(sim_clock="virtual", **settings)
-    return sf.Device(index, backend="sim", settings=settings)
-
-
-async def turns(num=20):
-    for _ in range(num):
-        await checkpoint()
-
-
-async def until(is_so):
-    with anyio.fail_after(20):
-        while not is_so():
-            await checkpoint()
 
 
 class Log:

@@ -146,7 +146,7 @@ def test_every_op_of_random_programs_keeps_to_the_table(monkeypatch: pytest.Monk
     ended = set()
 
     async def main(seed: int) -> None:
-        settings = sf.Settings(sim_clock="virtual", seed=seed, window=8)
+        settings = sf.Settings(sim=sf.SimOptions(clock="virtual", seed=seed), window=8)
         async with sf.Device(backend="sim", settings=settings) as dev:
             await random_program(dev, Random(seed))
 

@@ -56,7 +56,7 @@ def test_a_program_runs_on_the_same_lanes_as_with_the_rule_written_out(
     steps: list[tuple[str, int]],
 ) -> None:
     async def lanes_of(placement):
-        config = sf.Settings(sim_clock="virtual", compute_lanes=3)
+        config = sf.Settings(sim=sf.SimOptions(clock="virtual"), compute_lanes=3)
         async with sf.Device(backend="sim", settings=config, placement=placement) as dev:
             found = []
             arrays = [dev.put(np.zeros(8, np.float32)) for _ in range(5)]

@@ -244,7 +244,7 @@ class Waits:
 
 def run_program(program: list[tuple[str, int, int, int]], seed: int) -> list[tuple[Any, ...]]:
     configuration = sf.Settings(
-        sim_clock="virtual", seed=seed, window=8, compute_lanes=2, host_workers=2
+        sim=sf.SimOptions(clock="virtual", seed=seed), window=8, compute_lanes=2, host_workers=2
     )
     schedule: list[tuple[Any, ...]] = []
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import streamflow as sf
-from streamflow.config import Settings
+from streamflow.config import Settings, SimOptions
 
 SMALL, BIG = 48, 20_000  # int32s: BIG is more than 64 KiB, so it is staged
 NUM_ARRAYS_MAX = 6
@@ -250,14 +250,12 @@ def run_program(
 ) -> list[tuple[Any, ...]]:
     """Run and check; returns the schedule: kind, stream, start and end of every traced op."""
     configuration = Settings(
-        sim_clock="virtual",
-        seed=seed,
+        sim=SimOptions(clock="virtual", seed=seed, memory_nbytes=64 << 20),
         window=window,
         compute_lanes=2,
         staging_threads=2,
         staging_in_nbytes=65536,
         staging_out_nbytes=65536,
-        sim_memory_nbytes=64 << 20,
         close_timeout_s=2.0,
     )
     schedule: list[tuple[Any, ...]] = []

@@ -15,21 +15,20 @@ SHARES = {"crossing": 0.30, "cancelled": 0.05, "refused": 0.05, "dropped": 0.05,
 """The least share of the ops; ``refused`` are failures of an op's own."""
 
 
-def soak_settings(seed: int, **more: Any) -> sf.Settings:
+def soak_settings(seed: int, **sim: Any) -> sf.Settings:
     return sf.Settings(
-        seed=seed,
+        sim=sf.SimOptions(seed=seed, **sim),
         window=32,
         staging_threads=2,
         staging_in_nbytes=65536,
         staging_out_nbytes=65536,
         close_timeout_s=10.0,
-        **more,
     )
 
 
 async def soak_simulated(num_ops: int, seed: int, clock: str) -> Counter[str]:
     """The soak on two simulated devices; returns what was counted."""
-    settings = soak_settings(seed, sim_clock=clock, sim_memory_nbytes=64 << 20)
+    settings = soak_settings(seed, clock=clock, memory_nbytes=64 << 20)
     async with (
         sf.Device(0, backend="sim", settings=settings) as one,
         sf.Device(1, backend="sim", settings=settings) as two,

@@ -169,7 +169,7 @@ class Clock:
             The seconds that passed.
         """
         if not self._world.is_virtual:
-            raise RuntimeError("the wall clock passes by itself; use sim_clock='virtual'")
+            raise RuntimeError("the wall clock passes by itself; use SimOptions(clock='virtual')")
         with self._world.lock:
             return self._world.skip(seconds)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 __all__ = ["CostModel"]
 
@@ -39,6 +40,22 @@ class CostModel:
     memory_rate: float = 4.3e12
     peer_rate: float = 450e9
     kernel_s: float = 3.5e-6
+
+    @classmethod
+    def load(cls, profile: str, rates: Mapping[str, float]) -> CostModel:
+        """The model of a profile, with some of its fields replaced.
+
+        Raises
+        ------
+        ValueError
+            There is no such profile, or no such field.
+        """
+        known = {item.name for item in fields(cls)}
+        if unknown := sorted(set(rates) - known):
+            raise ValueError(f"rates: no {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        if profile != "h200":
+            raise ValueError(f"no profile {profile!r}; shipped: h200")
+        return cls(**rates)
 
     def h2d_s(self, nbytes: int) -> float:
         """Host to device."""

@@ -62,9 +62,9 @@ def open_device(index: int, settings: Settings, loop_key: object) -> SimDevice:
     ValueError
         There is no such device, or the loop's other devices run by another clock.
     """
-    if not 0 <= index < settings.sim_devices:
+    if not 0 <= index < settings.sim.devices:
         raise ValueError(
-            f"no simulated device {index}: there are {settings.sim_devices}, counted from 0 "
+            f"no simulated device {index}: there are {settings.sim.devices}, counted from 0 "
             "(STREAMFLOW_SIM_DEVICES)"
         )
     return SimDevice(index, settings, loop_key)
@@ -96,13 +96,13 @@ class SimDevice:
         with world.lock:
             gpu = world.gpus.get(index)
             if gpu is None:
-                gpu = world.gpus[index] = Gpu(world, index, settings.sim_memory_nbytes)
+                gpu = world.gpus[index] = Gpu(world, index, settings.sim)
             self.gpu = gpu
             gpu.devices.append(self)
             self.stop: Callable[[], StreamflowError] | None = (
                 None if gpu.fault is None else gpu.fault.error
             )
-        self.properties = _make_properties(index, gpu.memory.total_nbytes)
+        self.properties = _make_properties(gpu)
         self._controls = Controls(self)
 
     # -- device ------------------------------------------------------------------
@@ -407,18 +407,18 @@ def _make_closed_error() -> StreamflowError:
     return Closed("this simulated device is closed")
 
 
-def _make_properties(index: int, total_nbytes: int) -> DeviceProperties:
+def _make_properties(gpu: Gpu) -> DeviceProperties:
     """An H200's limits, with the simulator's memory and engines."""
     return DeviceProperties(
-        name=f"Simulated H200 ({index})",
+        name=f"Simulated H200 ({gpu.index})",
         compute_capability=(9, 0),
-        total_memory_nbytes=total_nbytes,
+        total_memory_nbytes=gpu.memory.total_nbytes,
         multiprocessor_count=132,
         warp_size=32,
         max_threads_per_block=1024,
         max_block_dim=(1024, 1024, 64),
         max_grid_dim=(2**31 - 1, 65535, 65535),
         max_shared_memory_per_block_nbytes=227 << 10,
-        num_copy_engines=2,
+        num_copy_engines=1 if gpu.h2d is gpu.d2h else 2,
         priority_range=(0, -5),
     )

@@ -29,11 +29,10 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.device import SimDevice
     from streamflow.backends.sim.pool import SimPool
     from streamflow.backends.sim.stream import SimStream
-    from streamflow.config import Settings
+    from streamflow.config import Settings, SimOptions
 
 __all__ = ["Blocker", "Engine", "Fault", "Gpu", "World"]
 
-_COMPUTE_SLOTS = 8
 _POISON_VIRTUAL_NBYTES = 16 << 20
 _POISON_WALL_NBYTES = 64 << 10
 """On the wall clock poison is written by the submitting thread, which must not block (R1)."""
@@ -100,18 +99,19 @@ class Fault:
 class Gpu:
     """One simulated device: its memory, engines and streams, whoever opened it."""
 
-    def __init__(self, world: World, index: int, memory_nbytes: int) -> None:
+    def __init__(self, world: World, index: int, options: SimOptions) -> None:
         self.world = world
         self.index = index
-        self.cost = CostModel()
+        self.options = options
+        self.cost = CostModel.load(options.profile, options.rates)
         self.memory = AddressSpace(
             index,
-            memory_nbytes,
+            options.memory_nbytes,
             _POISON_VIRTUAL_NBYTES if world.is_virtual else _POISON_WALL_NBYTES,
         )
         self.h2d = Engine(self, "h2d", 1)
-        self.d2h = Engine(self, "d2h", 1)
-        self.compute = Engine(self, "compute", _COMPUTE_SLOTS)
+        self.d2h = self.h2d if options.copy_engines == 1 else Engine(self, "d2h", 1)
+        self.compute = Engine(self, "compute", options.compute_slots)
         self.fault: Fault | None = None
         self.devices: list[SimDevice] = []
         self.pools: list[SimPool] = []
@@ -143,8 +143,8 @@ class World:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.is_virtual = settings.sim_clock == "virtual"
-        self.seed = settings.seed
+        self.is_virtual = settings.sim.clock == "virtual"
+        self.seed = settings.sim.seed
         self.lock = threading.RLock()
         self.num_blocked = 0
         self.num_opened = 0

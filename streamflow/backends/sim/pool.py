@@ -47,9 +47,10 @@ class SimPool:
         self.gpu = gpu
         self.release_threshold_nbytes = release_threshold_nbytes
         self.max_nbytes = max_nbytes
-        self.reuse_follow_event_dependencies = True
-        self.reuse_allow_opportunistic = True
-        self.reuse_allow_internal_dependencies = True
+        options = gpu.options
+        self.reuse_follow_event_dependencies = options.reuse_follow_event_dependencies
+        self.reuse_allow_opportunistic = options.reuse_allow_opportunistic
+        self.reuse_allow_internal_dependencies = options.reuse_allow_internal_dependencies
         self.is_destroyed = False
         self.reserved_nbytes = 0
         self._reserved_high = 0

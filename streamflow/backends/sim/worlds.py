@@ -25,9 +25,9 @@ def enter_world(settings: Settings, loop_key: object) -> World:
         world = _worlds.get(loop_key)
         if world is None:
             world = _worlds[loop_key] = World(settings)
-        elif world.is_virtual != (settings.sim_clock == "virtual"):
+        elif world.is_virtual != (settings.sim.clock == "virtual"):
             raise ValueError(
-                f"sim_clock={settings.sim_clock!r}, but the devices already open on this event "
+                f"clock={settings.sim.clock!r}, but the devices already open on this event "
                 "loop run by the other clock"
             )
         world.num_opened += 1

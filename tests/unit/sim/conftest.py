@@ -12,7 +12,7 @@ import pytest
 from streamflow.backends.base import Access, KernelSpec, Parameter
 from streamflow.backends.sim import open_device, pinned
 from streamflow.backends.sim.device import SimDevice
-from streamflow.config import Settings
+from streamflow.config import Settings, SimOptions
 
 
 class Lab:
@@ -88,7 +88,7 @@ class Lab:
 
 @pytest.fixture
 def settings() -> Settings:
-    return Settings(backend="sim", sim_clock="virtual", sim_memory_nbytes=1 << 30)
+    return Settings(backend="sim", sim=SimOptions(clock="virtual", memory_nbytes=1 << 30))
 
 
 @pytest.fixture
@@ -98,8 +98,8 @@ def open_lab(settings: Settings) -> Iterator[Callable[..., Lab]]:
     num_before = pinned.num_blocks()
 
     def open_one(index: int = 0, key: object = "loop", **changes: Any) -> Lab:
-        values = {"sim_clock": "virtual", "sim_memory_nbytes": 1 << 30, **changes}
-        labs.append(Lab(open_device(index, Settings(backend="sim", **values), key)))
+        options = SimOptions(**{"clock": "virtual", "memory_nbytes": 1 << 30, **changes})
+        labs.append(Lab(open_device(index, Settings(backend="sim", sim=options), key)))
         return labs[-1]
 
     yield open_one

@@ -164,7 +164,7 @@ def test_an_interior_address_finds_its_block_among_many():
 
 
 def test_huge_allocations_touch_only_what_is_used(open_lab):
-    lab = open_lab(sim_memory_nbytes=1 << 36)
+    lab = open_lab(memory_nbytes=1 << 36)
     stream = lab.stream()
     nbytes = 2**32 + 4
     address = lab.allocate(stream, nbytes)

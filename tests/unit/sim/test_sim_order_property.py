@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from streamflow.backends.base import Access, KernelSpec, Parameter
 from streamflow.backends.sim import open_device, pinned
-from streamflow.config import Settings
+from streamflow.config import Settings, SimOptions
 
 NUM_STREAMS = 4
 NUM_BUFFERS = 4
@@ -52,7 +52,7 @@ def run_serially(program):
 
 def run_simulated(program, seed):
     """Wait for data hazards only. Returns the buffers, the order bodies ran in, the edges."""
-    device = open_device(0, Settings(sim_clock="virtual", seed=seed), object())
+    device = open_device(0, Settings(sim=SimOptions(clock="virtual", seed=seed)), object())
     order: list[int] = []
     edges: list[tuple[int, int]] = []
 

@@ -64,7 +64,7 @@ def test_new_memory_is_preferred_to_waiting(lab):
 
 
 def test_a_full_device_makes_the_allocation_wait_for_a_pending_free(open_lab):
-    lab = open_lab(sim_memory_nbytes=MIB)
+    lab = open_lab(memory_nbytes=MIB)
     a, b = lab.stream(), lab.stream()
     address = lab.allocate(a, MIB)
     lab.mark(a, "a", cost_s=lambda: 5.0)
@@ -77,7 +77,7 @@ def test_a_full_device_makes_the_allocation_wait_for_a_pending_free(open_lab):
 
 
 def test_internal_dependencies_can_be_switched_off(open_lab):
-    lab = open_lab(sim_memory_nbytes=MIB)
+    lab = open_lab(memory_nbytes=MIB)
     lab.pool.reuse_allow_internal_dependencies = False
     a, b = lab.stream(), lab.stream()
     address = lab.allocate(a, MIB)
@@ -88,7 +88,7 @@ def test_internal_dependencies_can_be_switched_off(open_lab):
 
 
 def test_free_memory_of_other_sizes_makes_room(open_lab):
-    lab = open_lab(sim_memory_nbytes=8 * MIB)
+    lab = open_lab(memory_nbytes=8 * MIB)
     stream = lab.stream()
     small = [lab.allocate(stream, MIB) for _ in range(8)]
     for address in small:

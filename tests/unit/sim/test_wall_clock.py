@@ -7,7 +7,7 @@ from streamflow.errors import Closed, DeviceLost
 
 @pytest.fixture
 def wall(open_lab):
-    return open_lab(sim_clock="wall")
+    return open_lab(clock="wall")
 
 
 def test_work_runs_by_itself_in_order(wall):
@@ -181,7 +181,7 @@ def test_a_long_modelled_sleep_ends_with_the_world(wall):
 
 def test_a_pinned_block_of_a_copy_that_runs_while_the_device_closes_is_let_go(open_lab):
     for _ in range(20):
-        lab = open_lab(sim_clock="wall", key=object())
+        lab = open_lab(clock="wall", key=object())
         stream = lab.stream()
         host, _ = lab.host(1 << 16)
         address = lab.allocate(stream, 1 << 16)

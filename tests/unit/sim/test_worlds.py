@@ -5,7 +5,7 @@ import pytest
 
 from streamflow.backends import open_backend
 from streamflow.backends.sim import open_device, worlds
-from streamflow.config import Settings
+from streamflow.config import Settings, SimOptions
 from streamflow.errors import Closed
 
 
@@ -19,7 +19,7 @@ def test_the_registry_opens_the_simulator(settings):
 def test_a_device_that_is_not_there_is_named_with_how_many_are():
     for index in (-1, 3):
         with pytest.raises(ValueError, match="there are 3"):
-            open_device(index, Settings(sim_devices=3), "loop")
+            open_device(index, Settings(sim=SimOptions(devices=3)), "loop")
 
 
 def test_devices_of_one_loop_share_a_clock(lab, open_lab):
@@ -107,7 +107,7 @@ def test_closing_frees_the_engines_for_others(open_lab):
 
 def test_a_loop_has_one_kind_of_clock(lab):
     with pytest.raises(ValueError, match="other clock"):
-        open_device(1, Settings(sim_clock="wall"), "loop")
+        open_device(1, Settings(sim=SimOptions(clock="wall")), "loop")
 
 
 def test_properties_are_an_h200s_with_the_simulators_memory(lab):
