@@ -16,6 +16,7 @@ import anyio.to_thread
 
 from streamflow.backends import choose_backend
 from streamflow.backends.base import DeviceProperties, PoolInfo
+from streamflow.backends.origin import here
 from streamflow.config import Settings
 from streamflow.errors import Closed, SimulatorWarning
 from streamflow.memory.pinned import PinnedPool
@@ -25,7 +26,6 @@ from streamflow.runtime.launch import Launcher
 from streamflow.runtime.ledger import DeviceStats, device_stats, live_handles
 from streamflow.runtime.live import LiveArrays
 from streamflow.runtime.opening import Opening
-from streamflow.runtime.origin import here
 from streamflow.runtime.registry import add_open
 from streamflow.runtime.report import Report, make_report
 from streamflow.runtime.scope import Scope

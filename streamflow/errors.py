@@ -12,6 +12,7 @@
     ├── UpstreamFailed       (RuntimeError)   an op whose input was never made right
     ├── OpCancelled          (CancelledError) the op was removed before it was submitted
     ├── DeadlineExceeded     (TimeoutError)   ``report`` says what had not ended, and why
+    ├── RaceDetected         (RuntimeError)   work that nothing orders; ``races`` has the details
     ├── CycleFound           (ValueError)     ops that would wait for each other; with the path
     ├── WrongThread          (RuntimeError)   not the thread and loop that own the device
     ├── ForkedProcess        (RuntimeError)   a fork of a process that had entered a device
@@ -38,6 +39,7 @@ __all__ = [
     "LaunchFailed",
     "OpCancelled",
     "OutOfDeviceMemory",
+    "RaceDetected",
     "SimulatorWarning",
     "StreamflowError",
     "UpstreamFailed",
@@ -115,6 +117,20 @@ class DeadlineExceeded(StreamflowError, TimeoutError):
     def __init__(self, message: str, *, report: object = None) -> None:
         super().__init__(message)
         self.report = report
+
+
+class RaceDetected(StreamflowError, RuntimeError):
+    """The simulator saw memory used in an order that nothing guarantees.
+
+    Attributes
+    ----------
+    races : tuple
+        One :class:`streamflow.testing.Race` for each: both ops, both lines, what is missing.
+    """
+
+    def __init__(self, message: str, *, races: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.races = tuple(races)
 
 
 class CycleFound(StreamflowError, ValueError):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
+from types import CodeType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -26,6 +27,7 @@ from streamflow.errors import StreamflowError
 __all__ = [
     "Access",
     "Backend",
+    "Checker",
     "DeviceProperties",
     "Event",
     "KernelSpec",
@@ -146,6 +148,33 @@ class Stream(Protocol):
         """Destroy it; work already submitted still runs."""
 
 
+class Checker(Protocol):
+    """What a backend that looks for races is told by the layers above. Thread-safe."""
+
+    def attribute(self, doing: tuple[str, CodeType, int] | None, /) -> None:
+        """The calling thread submits for this op from now on: name, code, instruction."""
+
+    def hand_off(self) -> Any:
+        """What the calling thread knows, to go along with a task or a result."""
+
+    def take_up(self, known: Any, /) -> None:
+        """The calling thread begins a task that came with ``known``; None: it has ended."""
+
+    def deliver(self, known: Any, /) -> None:
+        """The loop takes a result that came with ``known``."""
+
+    def name_stream(self, stream: Any, name: str, /) -> None:
+        """What reports are to call a stream."""
+
+    def fingerprint(self, array: np.ndarray[Any, Any], /) -> int:
+        """Of host memory that must not change; takes microseconds, whatever the size."""
+
+    def source_changed(
+        self, doing: tuple[str, CodeType, int], device_index: int, nbytes: int, /
+    ) -> None:
+        """The program changed a source before it was staged."""
+
+
 @runtime_checkable
 class Backend(Protocol):
     """One open device. Opened by :func:`streamflow.backends.open_backend`."""
@@ -159,6 +188,8 @@ class Backend(Protocol):
     """Launches and copies one stream takes before the driver blocks its caller (rule R7)."""
     is_cuda: bool
     """True where streams and addresses are CUDA's own, so that other libraries can use them."""
+    checker: Checker | None
+    """What looks for races, where something does."""
 
     # -- device ------------------------------------------------------------------
     def set_current(self) -> None:

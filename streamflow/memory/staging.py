@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -76,8 +77,9 @@ class _Channel:
 class StagingJob:
     """One array on its way. ``done(job)`` runs on the loop when all workers have ended.
 
-    ``key`` is who takes turns with others: a scope, or None. ``ends`` are events that follow
-    every copy the job submitted: whoever uses the memory on the device next waits for them.
+    ``key`` is who takes turns with others: a scope, or None. ``told`` names its op. ``ends`` are
+    events that follow every copy the job submitted: whoever uses the memory on the device next
+    waits for them.
     Where ``error`` is set, the copies have ended.
     """
 
@@ -87,6 +89,7 @@ class StagingJob:
     is_in: bool
     done: Callable[[StagingJob], None]
     key: object = None
+    told: tuple[str, CodeType, int] | None = None
     is_timed: bool = False
     is_started: bool = False
     is_stopped: bool = False
@@ -163,6 +166,8 @@ class Staging:
 
     def _submit(self, job: StagingJob, channel: _Channel, first: int, step: int) -> None:
         def task() -> None:
+            if self._backend.checker is not None:
+                self._backend.checker.attribute(job.told)
             if job.is_timed:
                 start = self._backend.create_event(timing=True)
                 channel.stream.record(start)

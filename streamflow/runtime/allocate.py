@@ -238,9 +238,13 @@ class Memory:
         """Free what a finaliser left, unless closing the device has."""
         live = self.live.get(address)
         if live is not None:
-            made = live[2]
+            made, checker = live[2], self._core.backend.checker
+            if checker is not None:
+                checker.attribute(("free of a dropped array", made._code, made._lasti))
             op = self.free(address, home, root, frame=_getframe())
             op._code, op._lasti = made._code, made._lasti  # nobody called for it
+            if checker is not None:
+                checker.attribute(None)
 
     def free_all(self) -> None:
         """Free what is still live: the device is being closed and has drained."""

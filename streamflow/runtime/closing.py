@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from streamflow.errors import Closed, DeadlineExceeded, OpCancelled
+from streamflow.errors import Closed, DeadlineExceeded, OpCancelled, RaceDetected
 from streamflow.runtime.failures import add_note, add_notes, raise_group
 from streamflow.runtime.op import Op, OpState, added
 from streamflow.runtime.registry import take_open
@@ -82,7 +82,7 @@ def leave(core: Core, error: BaseException | None) -> None:
 
     A cancellation stays as it is, with notes; other errors are joined by failed ops.
     """
-    failures = core.failures.take(lambda _: True)
+    failures = core.failures.take(lambda _: True) + take_races(core)
     if error is not None and core.left_behind is not None:
         add_note(error, f"{_left_behind(core)}\n{core.left_behind}")
     if error is not None and not isinstance(error, Exception):
@@ -96,15 +96,32 @@ def leave(core: Core, error: BaseException | None) -> None:
         raise late
     if core.lost is not None and not core.is_loss_seen and error is None:
         raise core.tell_loss() from core.lost
+    if error is None and len(failures) == 1 and isinstance(failures[0], RaceDetected):
+        raise failures[0]
     if failures:
         raise_group(f"device {core.backend.index}", error, failures)
+
+
+def take_races(core: Core) -> list[BaseException]:
+    """What the race checker has found since somebody asked last, as at most one error."""
+    controls = core.backend.controls()
+    races = () if controls is None else controls.take_races()
+    if not races:
+        return []
+    noun = "race" if len(races) == 1 else "races"
+    text = "\n".join(str(race) for race in races)
+    return [
+        RaceDetected(f"{len(races)} {noun} on device {core.backend.index}\n{text}", races=races)
+    ]
 
 
 def raise_failures(core: Core) -> None:
     """Raise what failed and nobody has looked at (rule R9)."""
     if core.lost is not None:
         raise core.tell_loss() from core.lost
-    failures = core.failures.take(is_around_here)
+    failures = core.failures.take(is_around_here) + take_races(core)
+    if len(failures) == 1 and isinstance(failures[0], RaceDetected):
+        raise failures[0]
     if failures:
         raise_group(f"device {core.backend.index}", None, failures)
 

@@ -94,11 +94,15 @@ class Core:
         self.completion = self.poller.completion
         self.schedule_turn = self.poller.schedule
         wake, prepare = self.poller.wake, backend.set_current
-        self.background = Workers("streamflow-background", 2, prepare, wake)
-        self.stagers = Workers("streamflow-stage", settings.staging_threads, prepare, wake)
-        self.host = HostTasks(
-            self, Workers("streamflow-host", settings.host_workers, prepare, wake)
+        self.background, self.stagers, host = (
+            Workers(f"streamflow-{name}", num, prepare, wake, backend.checker)
+            for name, num in (
+                ("background", 2),
+                ("stage", settings.staging_threads),
+                ("host", settings.host_workers),
+            )
         )
+        self.host = HostTasks(self, host)
         self.pools = (self.background, self.stagers, self.host.workers)
         self.futures = Futures(self)
         self.after, self.tickets_of = self.futures.after, self.futures.tickets_of
@@ -189,6 +193,8 @@ class Core:
     ) -> Timeline:
         """A new stream of the device."""
         stream = self.backend.create_stream(priority=priority)
+        if self.backend.checker is not None:
+            self.backend.checker.name_stream(stream, name)
         uid = self.backend.stream_id(stream)
         line = Timeline(uid, stream, name, is_ordered=is_ordered, owner=self, where=where)
         self.lines.append(line)

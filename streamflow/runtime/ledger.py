@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamflow.backends.base import PoolInfo
-from streamflow.runtime.origin import describe
+from streamflow.backends.origin import describe
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core

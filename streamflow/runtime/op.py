@@ -8,8 +8,8 @@ from itertools import count
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from streamflow.backends.origin import caller, describe
 from streamflow.errors import OpCancelled
-from streamflow.runtime.origin import caller, describe
 from streamflow.scheduler.machine import FINAL, OpState
 from streamflow.scheduler.timeline import Ticket, Timeline
 
@@ -137,6 +137,11 @@ class Op(Generic[T]):
     def _origin(self) -> tuple[CodeType, int]:
         """:attr:`where`, not yet looked up: that takes longer than a submission."""
         return self._code, self._lasti
+
+    @property
+    def _told(self) -> tuple[str, CodeType, int]:
+        """Name and origin, for who is to tell of the op and may not keep it."""
+        return self.name, self._code, self._lasti
 
     @property
     def state(self) -> OpState:

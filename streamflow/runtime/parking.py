@@ -400,7 +400,7 @@ class Parking:
                 num_calls += len(waits)
             if tracer is not None:
                 tracer.before(op, stream)
-            num_calls += run(stream)
+            num_calls += run(stream) if core.backend.checker is None else _told(op, run, stream)
         except Exception as error:
             self.refused(op, error, line, event, num_calls)
             return
@@ -477,3 +477,14 @@ class Parking:
             self._core.fail(op, error, deps)
             return True
         return False
+
+
+def _told(op: Op[Any], run: Run, stream: Any) -> int:
+    """``run(stream)``, while the race checker knows whose work it is."""
+    checker = op._core.backend.checker
+    assert checker is not None
+    checker.attribute(op._told)
+    try:
+        return run(stream)
+    finally:
+        checker.attribute(None)

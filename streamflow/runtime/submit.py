@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from streamflow.backends.origin import caller
 from streamflow.runtime.array import DeviceArray, checked_dtype, checked_shape
 from streamflow.runtime.core import Core
 from streamflow.runtime.foreign import Arrays, call
 from streamflow.runtime.kernel import Kernel
 from streamflow.runtime.launch import Launcher
 from streamflow.runtime.op import SCOPE, Op
-from streamflow.runtime.origin import caller
 from streamflow.runtime.stream import ENTERED, Stream, explicit_line
 from streamflow.runtime.transfers import Transfers, fill_pattern
 from streamflow.scheduler.placement import least_loaded

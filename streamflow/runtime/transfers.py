@@ -127,8 +127,13 @@ class Transfers:
         staged: Op[None] = Op(core, "staged", None)
         ends: list[Any] = []
 
+        checker = core.backend.checker
+        before = None if checker is None else checker.fingerprint(array)
+
         def done(job: StagingJob) -> None:
             ends.extend(job.ends)
+            if checker is not None and job.error is None and checker.fingerprint(array) != before:
+                checker.source_changed(op._told, core.backend.index, array.nbytes)
             self._staged(op, job)
             if staged._state is not OpState.STAGING:  # the device was closed meanwhile
                 return
@@ -289,6 +294,7 @@ class Transfers:
     def _stage(self, job: StagingJob, parked: Parked) -> None:
         core, op = self._core, parked.op
         job.is_timed = core.instrument is not None
+        job.told = op._told
         job.key = op.rare().scope
         op.rare().stop = partial(core.staging.stop, job)
         core.start(op)

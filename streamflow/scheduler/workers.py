@@ -10,7 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamflow.backends.base import Checker
 
 __all__ = ["Result", "Workers"]
 
@@ -18,6 +21,8 @@ IDLE_S = 10.0
 """How long a thread waits for its next task."""
 
 Done = Callable[[Any, BaseException | None], None]
+
+_Item = tuple[int, int, Callable[[], Any], Done, Any]
 
 Result = tuple[int, int, Done, Any, BaseException | None]
 """``(op's seq, number of the task, done, result, error)``: sorts into submission order."""
@@ -34,6 +39,8 @@ class Workers:
         Run once at the start of each thread (make the device current).
     wake_loop : callable
         Called from a worker when a result is ready: have the loop call :meth:`take_results`.
+    checker : Checker, optional
+        Told who hands what to whom.
     """
 
     def __init__(
@@ -42,12 +49,15 @@ class Workers:
         num_threads: int,
         prepare: Callable[[], None],
         wake_loop: Callable[[], None],
+        checker: Checker | None = None,
     ) -> None:
         self._name = name
         self.num_threads = num_threads
         self._prepare = prepare
         self._wake_loop = wake_loop
-        self._tasks: SimpleQueue[tuple[int, int, Callable[[], Any], Done] | None] = SimpleQueue()
+        self._checker = checker
+        self._known: deque[Any] = deque()  # what the tasks of the results knew
+        self._tasks: SimpleQueue[_Item | None] = SimpleQueue()
         self._results: deque[Result] = deque()
         self._num_tasks = 0
         self._threads: list[threading.Thread] = []
@@ -61,7 +71,8 @@ class Workers:
         self._num_tasks += 1
         with self._lock:
             self.num_busy += 1
-            self._tasks.put((seq, self._num_tasks, task, done))
+            known = None if self._checker is None else self._checker.hand_off()
+            self._tasks.put((seq, self._num_tasks, task, done, known))
             if len(self._threads) >= min(self.num_threads, self.num_undelivered):
                 return
             thread = threading.Thread(
@@ -79,6 +90,9 @@ class Workers:
         """The results that are ready. Loop thread only: each must be handed to its ``done``."""
         results = self._results
         batch = [results.popleft() for _ in range(len(results))]
+        if self._checker is not None:
+            for _ in batch:
+                self._checker.deliver(self._known.popleft())
         self.num_undelivered -= len(batch)
         return batch
 
@@ -101,7 +115,9 @@ class Workers:
         except Exception as error:  # reported by every task of this thread
             prepared = error
         while (item := self._next()) is not None:
-            seq, number, task, done = item
+            seq, number, task, done, known = item
+            if self._checker is not None:
+                self._checker.take_up(known)
             result: Any = None
             failure = prepared
             if failure is None:
@@ -113,12 +129,16 @@ class Workers:
             # Nothing of a finished task may live on in this frame, from before the loop can
             # see that it is finished (C23).
             del item, task, done, result, failure
-            self._results.append(outcome.pop())
-            with self._lock:
+            if self._checker is not None:
+                known = self._checker.hand_off()
+                self._checker.take_up(None)
+            with self._lock:  # both in one order
+                self._known.append(known)
+                self._results.append(outcome.pop())
                 self.num_busy -= 1
             self._wake_loop()
 
-    def _next(self) -> tuple[int, int, Callable[[], Any], Done] | None:
+    def _next(self) -> _Item | None:
         """The next task; None if this thread is to end."""
         while True:
             try:

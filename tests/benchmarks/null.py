@@ -59,6 +59,7 @@ class NullBackend:
     name = "null"
     is_virtual = False
     is_cuda = False
+    checker = None
     num_queued_max = 1022
 
     def __init__(self, index: int) -> None:

@@ -27,7 +27,7 @@ async def _run(options: Options, report: Report) -> None:
     num_reps = max(options.num_reps, options.sized(100, 2))
     async with device(options) as dev:
         await warm(dev)
-        x, y = dev.empty(1024, np.float32), dev.empty(1024, np.float32)
+        x, y = dev.zeros(1024, np.float32), dev.zeros(1024, np.float32)
         stream = dev.stream("P1")
         await dev.launch(noop, x, y, 5)
         peers = _peers(dev, x.address, y.address) if options.is_cuda else []

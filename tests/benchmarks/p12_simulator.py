@@ -46,6 +46,7 @@ def run(options: Options) -> Report:
                         ("two arrays each", _with_arrays)):  # fmt: skip
         found = [asyncio.run(shape(size)) for _ in range(options.sized(5, 1))]
         report.add(f"{size} ops, {name}", _rates(found))
+    _compare_checker(options, report, size)
     few, many = options.sized(2_000, 100), options.sized(8_000, 400)
     slow = [
         min(asyncio.run(_parked_readers(size)) for _ in range(options.sized(5, 1)))
@@ -57,19 +58,30 @@ def run(options: Options) -> Report:
     return report
 
 
+def _compare_checker(options: Options, report: Report, size: int) -> None:
+    """The race checker off and on, in turns."""
+    for name, shape in (("no arrays", _batched), ("two arrays each", _with_arrays)):
+        found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        for _ in range(options.sized(5, 1)):
+            for is_on, rates in found.items():
+                rates.append(asyncio.run(shape(size, check_races=is_on)))
+        off = report.add(f"{size} ops, {name}, checker off", _rates(found[False]))
+        on = report.add(f"{size} ops, {name}, checker on", _rates(found[True]))
+        report.note(f"{name}: an op takes {off / on:.2f} times as long with the checker on")
+
+
 def _rates(found: list[tuple[float, float]]) -> Sample:
     return Sample(tuple(each[0] for each in found), "ops/s")
 
 
-def _open() -> sf.Device:
-    return sf.Device(
-        0, backend="sim", settings=Settings.from_environment(sim=SimOptions(clock="virtual"))
-    )
+def _open(check_races: bool = False) -> sf.Device:
+    options = SimOptions(clock="virtual", check_races=check_races)
+    return sf.Device(0, backend="sim", settings=Settings.from_environment(sim=options))
 
 
-async def _batched(num_ops: int) -> tuple[float, float]:
+async def _batched(num_ops: int, *, check_races: bool = False) -> tuple[float, float]:
     """(ops per second, MiB grown) of launches awaited in batches."""
-    async with _open() as dev:
+    async with _open(check_races) as dev:
         await _launch(dev, _BATCH)
         gc.collect()
         rss, start = _rss_mib(), time.perf_counter()
@@ -102,9 +114,9 @@ async def _flood(num_ops: int) -> tuple[float, float]:
         return num_ops / (time.perf_counter() - start), 0.0
 
 
-async def _with_arrays(num_ops: int) -> tuple[float, float]:
-    async with _open() as dev:
-        pairs = [(dev.empty(16, np.float32), dev.empty(16, np.float32)) for _ in range(8)]
+async def _with_arrays(num_ops: int, *, check_races: bool = False) -> tuple[float, float]:
+    async with _open(check_races) as dev:
+        pairs = [(dev.zeros(16, np.float32), dev.zeros(16, np.float32)) for _ in range(8)]
         start = time.perf_counter()
         for first in range(0, num_ops, _BATCH):
             for place in range(first, min(first + _BATCH, num_ops)):
@@ -116,7 +128,7 @@ async def _with_arrays(num_ops: int) -> tuple[float, float]:
 async def _parked_readers(num_ops: int) -> float:
     """Microseconds to submit each of many launches that read one array behind a gate."""
     async with _open() as dev:
-        x, y = dev.empty(16, np.float32), dev.empty(16, np.float32)
+        x, y = dev.zeros(16, np.float32), dev.zeros(16, np.float32)
         stream = dev.stream("gated")
         await dev.launch(noop, x, y, 5, stream=stream)
         with dev.sim.gate(stream):

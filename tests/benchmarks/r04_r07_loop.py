@@ -48,7 +48,7 @@ async def _heartbeat(options: Options, report: Report) -> None:
     stall_s = 0.02 if options.is_tiny else 1.0
     async with device(options) as dev:
         await warm(dev)
-        x, y = dev.empty(1024, np.float32), dev.empty(1024, np.float32)
+        x, y = dev.zeros(1024, np.float32), dev.zeros(1024, np.float32)
         stream = dev.stream("stalled")
         await dev.launch(noop, x, y, 1, stream=stream)
         gaps, calls, totals = [], [], []

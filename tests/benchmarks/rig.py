@@ -54,7 +54,7 @@ def device(options: Options, **settings: Any) -> sf.Device:
 
 async def warm(dev: sf.Device) -> None:
     """Load both kernels, and launch each once."""
-    x, y = dev.empty(4, np.float32), dev.empty(4, np.float32)
+    x, y = dev.zeros(4, np.float32), dev.zeros(4, np.float32)
     await dev.launch(noop, x, y, 1)
     await dev.launch(spin, 0, grid=1, block=1)
 

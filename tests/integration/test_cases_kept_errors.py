@@ -9,7 +9,7 @@ import weakref
 import anyio
 import numpy as np
 import pytest
-from support import native, turns, virtual
+from support import native, turns, until, virtual
 
 import streamflow as sf
 
@@ -178,7 +178,8 @@ def test_c23_kept_exceptions_hold_no_device_memory(run, open_device, program):
                 await dev.synchronize()
                 await turns(3)
                 assert dev.memory.used_nbytes == baseline
-                assert {"array", "op", "pinned block"}.isdisjoint(dev.live()), dev.live()
+                # A block that a worker was pinning for a dropped op comes back a moment later.
+                await until(lambda: {"array", "op", "pinned block"}.isdisjoint(dev.live()))
             assert len(kept) >= NUM
 
     run(main)

@@ -14,7 +14,7 @@ import numpy as np
 from cuda.bindings import driver
 from cuda.core import Device, Event, EventOptions, LaunchConfig, Stream, launch
 
-from streamflow.backends.base import Access, DeviceProperties, KernelSpec, PoolInfo
+from streamflow.backends.base import Access, Checker, DeviceProperties, KernelSpec, PoolInfo
 from streamflow.backends.cuda.errors import DriverCallError, check, translate
 from streamflow.backends.cuda.fills import Copy, Row, plan_fill
 from streamflow.backends.cuda.kernels import KernelLoader
@@ -63,6 +63,7 @@ class CudaBackend:
     name = "cuda"
     is_virtual = False
     is_cuda = True
+    checker: Checker | None = None
     # Measured on an H200: the 1022nd queued launch or copy is the first to block.
     num_queued_max = 1022
 

@@ -9,18 +9,21 @@ clock runs it at its modelled end; the wall clock runs it at its start and then 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heappush
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from streamflow.backends.sim.kernel import SimArray
+from streamflow.backends.sim.races import checksum
 
 if TYPE_CHECKING:
     from streamflow.backends.sim.kernel import SimKernel
     from streamflow.backends.sim.machine import Engine, Gpu
     from streamflow.backends.sim.memory import Block
     from streamflow.backends.sim.pinned import PinnedBlock
+    from streamflow.backends.sim.races import Shadow
     from streamflow.backends.sim.stream import SimStream
 
 __all__ = [
@@ -39,6 +42,16 @@ __all__ = [
 ]
 
 _NO_ARGS: tuple[Any, ...] = ()
+
+
+Touch = tuple["Shadow", int, int, bool, bool]
+"""Memory that a command touches: where, offset, bytes, whether it reads and writes there."""
+
+
+def _in_memory(gpu: Gpu, address: int, nbytes: int, reads: bool, writes: bool) -> Iterator[Touch]:
+    found = gpu.memory.shadow_at(address)
+    if found is not None:
+        yield *found, nbytes, reads, writes
 
 
 class Command:
@@ -78,6 +91,10 @@ class Command:
 
     def run(self, bound: tuple[Any, ...]) -> None:
         """Do it. On the wall clock, without the machine's lock."""
+
+    def touches(self) -> Iterator[Touch]:
+        """The memory it touches, as far as it is known at the submission."""
+        return iter(())
 
     def settle(self, now_s: float) -> bool:
         """Instant commands: do it, or return False and have the stream resumed later."""
@@ -145,6 +162,13 @@ class Launch(Command):
     def run(self, bound: tuple[Any, ...]) -> None:
         self.kernel.body(*bound)
 
+    def touches(self) -> Iterator[Touch]:
+        gpu = self.stream.gpu
+        for arg, is_read_only in zip(self.args, self.kernel.is_read_only, strict=True):
+            if isinstance(arg, SimArray):
+                # What else a kernel writes it may or may not read.
+                yield from _in_memory(gpu, arg.address, arg.nbytes, is_read_only, not is_read_only)
+
 
 class _Copy(Command):
     __slots__ = ("dst", "nbytes", "src")
@@ -161,8 +185,28 @@ class _Copy(Command):
 
 
 class CopyH2D(_Copy):
-    __slots__ = ()
+    """``watch``: who submitted it, and the checksum of its source at that time."""
+
+    __slots__ = ("watch",)
     label = "copy h2d"
+
+    def __init__(self, stream: SimStream, engine: Engine, dst: int, src: int, nbytes: int) -> None:
+        super().__init__(stream, engine, dst, src, nbytes)
+        self.watch: tuple[object, int] | None = None
+
+    def run(self, bound: tuple[Any, ...]) -> None:
+        if self.watch is not None:
+            reader, before = self.watch
+            races = self.stream.world.races
+            if races is not None and checksum(bound[1]) != before:
+                races.host_changed(reader, self.stream.gpu.index, self.nbytes)
+        super().run(bound)
+
+    def touches(self) -> Iterator[Touch]:
+        pinned = self.pinned
+        assert pinned is not None
+        yield pinned.shadow, self.src - pinned.address, self.nbytes, True, False
+        yield from _in_memory(self.stream.gpu, self.dst, self.nbytes, False, True)
 
     def duration_s(self) -> float:
         return self.stream.gpu.cost.h2d_s(self.nbytes)
@@ -189,6 +233,12 @@ class CopyD2H(_Copy):
             self.stream.gpu.memory.bytes_at(self.src, self.nbytes),
         )
 
+    def touches(self) -> Iterator[Touch]:
+        pinned = self.pinned
+        assert pinned is not None
+        yield from _in_memory(self.stream.gpu, self.src, self.nbytes, True, False)
+        yield pinned.shadow, self.dst - pinned.address, self.nbytes, False, True
+
 
 class CopyD2D(_Copy):
     __slots__ = ()
@@ -200,6 +250,10 @@ class CopyD2D(_Copy):
     def bind(self) -> tuple[Any, ...]:
         memory = self.stream.gpu.memory
         return memory.bytes_at(self.dst, self.nbytes), memory.bytes_at(self.src, self.nbytes)
+
+    def touches(self) -> Iterator[Touch]:
+        yield from _in_memory(self.stream.gpu, self.src, self.nbytes, True, False)
+        yield from _in_memory(self.stream.gpu, self.dst, self.nbytes, False, True)
 
 
 class CopyPeer(_Copy):
@@ -231,6 +285,10 @@ class CopyPeer(_Copy):
             self.src_gpu.memory.bytes_at(self.src, self.nbytes),
         )
 
+    def touches(self) -> Iterator[Touch]:
+        yield from _in_memory(self.src_gpu, self.src, self.nbytes, True, False)
+        yield from _in_memory(self.dst_gpu, self.dst, self.nbytes, False, True)
+
 
 class Fill(Command):
     __slots__ = ("count", "dst", "pattern")
@@ -254,6 +312,10 @@ class Fill(Command):
     def run(self, bound: tuple[Any, ...]) -> None:
         rows = bound[0].reshape(self.count, len(self.pattern))
         rows[:] = np.frombuffer(self.pattern, np.uint8)
+
+    def touches(self) -> Iterator[Touch]:
+        nbytes = len(self.pattern) * self.count
+        yield from _in_memory(self.stream.gpu, self.dst, nbytes, False, True)
 
 
 class Wait(Command):

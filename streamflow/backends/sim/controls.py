@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from streamflow.backends.sim.command import GateCommand
+from streamflow.backends.sim.report import Race
 from streamflow.backends.sim.stream import SimStream
 from streamflow.errors import DeviceError, LaunchFailed, OutOfDeviceMemory
 
@@ -198,6 +199,27 @@ class Controls:
         self.resolve: Callable[[object], object] = lambda target: target
         self.on_change: Callable[[], None] = lambda: None
         self.rules: list[Rule] = []
+
+    # -- the race checker ------------------------------------------------------------------
+
+    @property
+    def races(self) -> tuple[Race, ...]:
+        """The races found on this device that :meth:`take_races` has not taken."""
+        return tuple(self._found())
+
+    def take_races(self) -> tuple[Race, ...]:
+        """The races found so far, which are not reported any more when the device is left."""
+        found = tuple(self._found())
+        races = self._device.world.races
+        if races is not None:
+            races.found = [race for race in races.found if race not in found]
+        return found
+
+    def _found(self) -> list[Race]:
+        races = self._device.world.races
+        return [] if races is None else [r for r in races.found if r.device == self._device.index]
+
+    # -- faults ----------------------------------------------------------------------------
 
     @property
     def fault(self) -> Fault | None:

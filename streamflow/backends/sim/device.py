@@ -33,6 +33,7 @@ from streamflow.backends.sim.event import SimEvent
 from streamflow.backends.sim.kernel import LaunchConfig, SimArray, SimKernel
 from streamflow.backends.sim.machine import Gpu
 from streamflow.backends.sim.pool import SimPool
+from streamflow.backends.sim.races import checksum
 from streamflow.backends.sim.stream import SimStream
 from streamflow.backends.sim.worlds import enter_world, leave_world
 from streamflow.config import Settings
@@ -92,6 +93,7 @@ class SimDevice:
         self._is_closed = False
         self._pools: list[SimPool] = []
         self.world = world = enter_world(settings, loop_key)
+        self.checker = world.races
         self.is_virtual = world.is_virtual
         with world.lock:
             gpu = world.gpus.get(index)
@@ -228,6 +230,8 @@ class SimDevice:
             block = pool.take(nbytes, stream)
             command = Allocate(stream, block, nbytes)
             command.injected = injected
+            if self.world.races is not None:
+                block.shadow = self.world.races.allocated(command, nbytes, block.freed_at)
             self.world.submit(command)
         return block.address
 
@@ -240,6 +244,8 @@ class SimDevice:
                 raise DeviceError(f"{address:#x} is not allocated on device {self.index}")
             command = Free(stream, block)
             command.injected = self._consult_rules("free", "free")
+            if self.world.races is not None and block.shadow is not None:
+                block.freed_at = self.world.races.freed(command, block.shadow)
             block.pool.give(block, stream, stream.num_submitted + 1)
             self.world.submit(command)
 
@@ -257,6 +263,11 @@ class SimDevice:
         self.counts["copy_h2d"] += 1
         _check_nbytes(nbytes)
         command = CopyH2D(stream, self.gpu.h2d, dst, src, nbytes)
+        races = self.world.races
+        if races is not None:
+            block = pinned.hold(src, nbytes)
+            command.watch = races.watched(command), checksum(block.bytes_at(src, nbytes))
+            block.drop()
         self._submit_pinned("copy_h2d", command, src, nbytes)
 
     def copy_d2h(self, dst: int, src: int, nbytes: int, stream: SimStream, /) -> None:
@@ -385,6 +396,8 @@ class SimDevice:
                 )
             if self._controls.rules:
                 command.injected = self._controls.on_submit(kind, command.label)
+            if world.races is not None:
+                world.races.used(command)
             stream.num_work += 1
             world.submit(command)
 

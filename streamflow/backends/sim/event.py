@@ -10,7 +10,7 @@ from streamflow.errors import Closed, DeviceError
 if TYPE_CHECKING:
     from streamflow.backends.sim.command import Mark
     from streamflow.backends.sim.device import SimDevice
-    from streamflow.backends.sim.stream import SimStream
+    from streamflow.backends.sim.races import Place
 
 __all__ = ["EventState", "SimEvent"]
 
@@ -29,7 +29,7 @@ class SimEvent:
 
     Attributes
     ----------
-    place : tuple of (SimStream, int) or None
+    place : Place or None
         Stream and position of the latest record. One attribute, so that a query from
         another thread never sees half a record.
     """
@@ -41,7 +41,7 @@ class SimEvent:
         self.gpu = device.gpu
         self.is_timing = is_timing
         self.is_closed = False
-        self.place: tuple[SimStream, int] | None = None
+        self.place: Place | None = None
         self._mark: Mark | None = None
 
     @property
@@ -59,7 +59,12 @@ class SimEvent:
             if self.is_closed:
                 raise Closed("the event is closed")
             return False
-        return place[0].num_done >= place[1]
+        if place[0].num_done < place[1]:
+            return False
+        races = place[0].world.races
+        if races is not None:
+            races.observe(place)
+        return True
 
     @property
     def state(self) -> EventState:
@@ -68,7 +73,7 @@ class SimEvent:
             return EventState.FAILED
         if self.place is None:
             return EventState.NEVER_RECORDED
-        stream, position = self.place
+        stream, position, *_ = self.place
         return EventState.DONE if stream.num_done >= position else EventState.PENDING
 
     def sync(self) -> None:
@@ -92,8 +97,7 @@ class SimEvent:
             raise Closed("the event is closed")
         if self.place is None:
             raise DeviceError("this event was never recorded, so waiting for it would never end")
-        stream, position = self.place
-        stream.world.wait_blocking(stream, position)
+        self.place[0].world.wait_blocking(self.place)
 
     def close(self) -> None:
         """Destroy it; waits and work that depend on it stay as they are."""
@@ -101,10 +105,10 @@ class SimEvent:
         self.place = None
         self._mark = None
 
-    def bind(self, stream: SimStream, position: int, mark: Mark) -> None:
+    def bind(self, place: Place, mark: Mark) -> None:
         """Bind a timing event to a record."""
         self._mark = mark
-        self.place = (stream, position)
+        self.place = place
 
     def time_s(self) -> float:
         """When the latest record was passed, on the device's clock.

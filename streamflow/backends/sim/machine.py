@@ -21,6 +21,7 @@ from weakref import WeakSet
 
 from streamflow.backends.sim.cost import CostModel
 from streamflow.backends.sim.memory import AddressSpace
+from streamflow.backends.sim.races import RaceChecker
 from streamflow.backends.sim.wall import EngineThreads
 from streamflow.errors import DeviceError, DeviceLost
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.command import Command
     from streamflow.backends.sim.device import SimDevice
     from streamflow.backends.sim.pool import SimPool
+    from streamflow.backends.sim.races import Place
     from streamflow.backends.sim.stream import SimStream
     from streamflow.config import Settings, SimOptions
 
@@ -138,6 +140,7 @@ class World:
         the virtual clock only.
     num_blocked : int
         Threads blocked in a synchronisation, on the virtual clock.
+    races : RaceChecker or None
     runnable : deque of SimStream
         Streams whose head can go on; drained before any call returns.
     """
@@ -157,6 +160,7 @@ class World:
         self._dirty: list[Engine] = []
         self._in_flight: list[tuple[float, float, int, Command]] = []
         self.threads = None if self.is_virtual else EngineThreads(self)
+        self.races = RaceChecker(self) if settings.sim.check_races else None
 
     # -- time ----------------------------------------------------------------------
 
@@ -351,12 +355,13 @@ class World:
 
     # -- blocking ----------------------------------------------------------------------
 
-    def wait_blocking(self, stream: SimStream, position: int) -> None:
-        """Block this thread until ``stream`` has passed ``position``.
+    def wait_blocking(self, place: Place) -> None:
+        """Block this thread until ``place`` was passed.
 
         On the virtual clock the thread that drives it (the one that called ``advance``
         last; the main thread before any did) steps the machine itself: nobody else would.
         """
+        stream, position, *_ = place
         blocker: Blocker | None = None
         with self.lock:
             if stream.num_done < position:
@@ -376,6 +381,8 @@ class World:
         with self.lock:
             stream.num_proven = max(stream.num_proven, position)
             stream.gpu.on_synchronised()
+        if self.races is not None:
+            self.races.observe(place)
 
     def synchronize_blocking(self, gpu: Gpu) -> None:
         """Block until everything submitted to the device is done.
@@ -384,12 +391,12 @@ class World:
         is for leaving a device, when its poller is gone.
         """
         with self.lock:
-            places = [(stream, stream.num_submitted) for stream in gpu.sorted_streams()]
+            places = [stream.place() for stream in gpu.sorted_streams()]
             if self.is_virtual:
-                for stream, position in places:
+                for stream, position, *_ in places:
                     self._drive(stream, position)
-        for stream, position in places:
-            self.wait_blocking(stream, position)
+        for place in places:
+            self.wait_blocking(place)
 
     def _is_driver(self) -> bool:
         if self._driver is None:

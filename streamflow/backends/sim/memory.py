@@ -18,6 +18,7 @@ from streamflow.errors import OutOfDeviceMemory
 
 if TYPE_CHECKING:
     from streamflow.backends.sim.pool import SimPool
+    from streamflow.backends.sim.races import Place, Shadow
 
 __all__ = ["ALIGNMENT", "AddressSpace", "Block", "IllegalAddress", "round_up"]
 
@@ -48,7 +49,7 @@ class Block:
     ``is_live`` and ``nbytes`` change when an allocation or a free *runs* on its stream:
     they are what a kernel at that moment may touch. ``used_nbytes`` is what the pool counts
     from the calls, ``generation`` how often it was handed out, ``free_position`` the latest
-    free's place in its stream.
+    free's place in its stream. ``shadow`` and ``freed_at`` are the race checker's.
     """
 
     __slots__ = (
@@ -56,10 +57,12 @@ class Block:
         "backing",
         "capacity",
         "free_position",
+        "freed_at",
         "generation",
         "is_live",
         "nbytes",
         "pool",
+        "shadow",
         "used_nbytes",
     )
 
@@ -73,6 +76,8 @@ class Block:
         self.generation = 0
         self.is_live = False
         self.free_position = 0
+        self.freed_at: Place | None = None
+        self.shadow: Shadow | None = None
 
 
 class AddressSpace:
@@ -161,12 +166,23 @@ class AddressSpace:
             raise IllegalAddress(f"misaligned address {address:#x} for {dtype}")
         return np.ndarray(shape, dtype, block.backing, offset)
 
-    def _find(self, address: int, nbytes: int) -> tuple[Block, int]:
+    def shadow_at(self, address: int) -> tuple[Shadow, int] | None:
+        """What the race checker knows of the memory at ``address``, and the offset there."""
+        block = self._nearest(address)
+        if block is None or block.shadow is None:
+            return None
+        return block.shadow, address - block.address
+
+    def _nearest(self, address: int) -> Block | None:
         block = self._blocks.get(address)
         if block is None:
             at = bisect_right(self._addresses, address) - 1
             if at >= 0:
                 block = self._blocks[self._addresses[at]]
+        return block
+
+    def _find(self, address: int, nbytes: int) -> tuple[Block, int]:
+        block = self._nearest(address)
         # Past the end but within the gap to the next block counts as out of bounds.
         if block is None or address - block.address >= block.capacity + ALIGNMENT:
             raise IllegalAddress(f"illegal address {address:#x}: never allocated on this device")

@@ -9,6 +9,7 @@ from bisect import bisect_right, insort
 import numpy as np
 import numpy.typing as npt
 
+from streamflow.backends.sim.races import Shadow
 from streamflow.errors import DeviceError
 
 __all__ = ["PinnedBlock", "allocate", "free", "hold", "num_blocks"]
@@ -21,13 +22,14 @@ _addresses: list[int] = []
 class PinnedBlock:
     """Page-aligned host memory that copies may touch."""
 
-    __slots__ = ("address", "array", "nbytes", "num_uses")
+    __slots__ = ("address", "array", "nbytes", "num_uses", "shadow")
 
     def __init__(self, nbytes: int) -> None:
         self.array: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
         self.address = int(self.array.ctypes.data)
         self.nbytes = nbytes
         self.num_uses = 0
+        self.shadow = Shadow(nbytes)  # for the race checker
 
     def bytes_at(self, address: int, nbytes: int) -> npt.NDArray[np.uint8]:
         offset = address - self.address

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.device import SimDevice
     from streamflow.backends.sim.event import SimEvent
     from streamflow.backends.sim.machine import Blocker
+    from streamflow.backends.sim.races import Clock, Place
 
 __all__ = ["SimStream"]
 
@@ -44,17 +45,24 @@ class SimStream:
         By ordinal, the position of other streams that work submitted here now is ordered
         after, by direct waits: what those streams had waited for is not followed, and only
         the last 64 streams are remembered.
+    name : str
+        What reports call it.
+    clock, epoch, told
+        What is ordered before the work submitted here next: see :mod:`.races`.
     num_proven : int
         Position that a synchronisation has shown to the host.
     """
 
     __slots__ = (
         "__weakref__",
+        "clock",
         "device",
         "draw",
+        "epoch",
         "gpu",
         "id",
         "is_closed",
+        "name",
         "num_done",
         "num_proven",
         "num_submitted",
@@ -63,6 +71,7 @@ class SimStream:
         "priority",
         "queue",
         "seen",
+        "told",
         "waiters",
         "world",
     )
@@ -83,6 +92,12 @@ class SimStream:
         self.waiters: list[tuple[int, int, SimStream | Blocker]] = []
         self.seen: dict[int, int] = {}
         self.is_closed = False
+        self.name = f"stream {ordinal}"
+        self.clock: Clock = {}
+        self.epoch = 0
+        self.told: tuple[int, int] | None = None
+        if self.world.races is not None:
+            self.world.races.created(self)
 
     def __repr__(self) -> str:
         return f"<SimStream {self.id}: {self.num_done} of {self.num_submitted} done>"
@@ -100,14 +115,21 @@ class SimStream:
             raise ValueError("an event is recorded on streams of the device that made it")
         if event.is_closed:
             raise Closed("the event is closed")
+        races = self.world.races
+        if races is not None:
+            races.entered(self)
         if event.is_timing:
             mark = Mark(self)
             with self.world.lock:
                 self.world.submit(mark)
-                event.bind(self, self.num_submitted, mark)
+                event.bind(self.place(), mark)
         else:
-            event.place = (self, self.num_submitted)
+            event.place = (self, self.num_submitted, self.clock, self.epoch)
         return event
+
+    def place(self) -> Place:
+        """All that was submitted here so far."""
+        return self, self.num_submitted, self.clock, self.epoch
 
     def wait(self, event: SimEvent, /) -> None:
         """Order later work here after ``event``'s record at this call.
@@ -121,13 +143,16 @@ class SimStream:
         place = event.place
         if place is None:
             return
-        source, position = place
+        source, position, *_ = place
         if source is self:
             return
         world = self.world
         if source.world is not world:
             raise ValueError("a wait needs an event of a device opened on the same event loop")
         with world.lock:
+            if world.races is not None:
+                world.races.entered(self)
+                world.races.waited(self, place)
             seen = self.seen
             if seen.get(source.ordinal, 0) < position:
                 seen[source.ordinal] = position
@@ -140,7 +165,7 @@ class SimStream:
         """Block this thread until what was submitted here so far is done."""
         self.device.counts["stream_sync"] += 1
         self.check()
-        self.world.wait_blocking(self, self.num_submitted)
+        self.world.wait_blocking(self.place())
 
     def close(self) -> None:
         """Refuse new work; what was submitted still runs."""

@@ -10,12 +10,12 @@ from types import CodeType, FrameType
 __all__ = ["caller", "describe", "here"]
 
 _PACKAGE = Path(__file__).parents[1]
-_OWN = (str(_PACKAGE / "runtime"), str(_PACKAGE / "device.py"))
+_OWN = tuple(str(_PACKAGE / part) for part in ("runtime", "backends", "memory", "device.py"))
 _is_own: dict[str, bool] = {}
 
 
 def caller(depth: int) -> FrameType:
-    """The nearest frame, ``depth`` or more above, that is not the runtime's own."""
+    """The nearest frame, ``depth`` or more above, that is not our own."""
     frame = sys._getframe(depth)
     while True:
         filename = frame.f_code.co_filename

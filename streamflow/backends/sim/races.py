@@ -1,0 +1,446 @@
+"""The race checker: which uses of memory nothing orders (happens-before).
+
+A command is ordered after what came before it on its stream, after what its stream has
+waited for, and after what its submitter had seen end. All of that is known when a command
+is submitted, so a race is found there and then, whatever order the machine happens to run
+things in. Submitters are the loop and each task of a worker thread; one knows of another
+what was handed over with a task or a result. Any other thread counts as the loop.
+
+Uses are kept for each stretch of memory between two bounds that somebody used: the last
+write and, for each stream, the last read since.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from bisect import bisect_right
+from collections import deque
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from streamflow.backends.origin import caller, describe
+from streamflow.backends.sim.report import Race, RaceKind, RacingOp
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from streamflow.backends.sim.command import Command
+    from streamflow.backends.sim.machine import World
+    from streamflow.backends.sim.stream import SimStream
+
+__all__ = ["Clock", "Place", "RaceChecker", "Shadow", "checksum", "sampled_checksum"]
+
+Clock = dict[int, int]
+"""By stream id: the position up to which everything is ordered before. Never changed, replaced."""
+
+_NUM_KEPT = 32
+_NUM_STREAMS_MAX = 256
+_NUM_RACES_MAX = 100
+_WHOLE_NBYTES = 64 << 10
+_NUM_SAMPLES = 16
+_serials = count(1)
+
+
+Place: TypeAlias = "tuple[SimStream, int, Clock, int]"
+"""What an event is bound to: a position of a stream, and what was ordered before it (the
+stream's clock, and how much of what the loop had seen). A plain tuple: every op records one."""
+
+
+class _Use:
+    """What one command does with memory, as a report tells it."""
+
+    __slots__ = ("code", "label", "lasti", "position", "stream_id", "stream_name", "verb", "world")
+
+    def __init__(self, checker: RaceChecker, command: Command, verb: str) -> None:
+        stream = command.stream
+        self.stream_id = stream.id
+        self.stream_name = stream.name
+        self.position = stream.num_submitted + 1
+        self.world = checker.serial
+        self.verb = verb
+        doing = checker.actor().doing
+        if doing is None:
+            frame = caller(3)
+            self.label = command.label
+            self.code: CodeType = frame.f_code
+            self.lasti = frame.f_lasti
+        else:
+            self.label, self.code, self.lasti = doing
+
+
+class _Segment:
+    """Bytes up to ``stop`` that were always used together."""
+
+    __slots__ = ("reads", "stop", "write")
+
+    def __init__(self, stop: int, write: _Use | None, reads: dict[int, _Use]) -> None:
+        self.stop = stop
+        self.write = write
+        self.reads = reads
+
+
+class Shadow:
+    """The uses of one allocation, or of one pinned block.
+
+    ``is_pinned``: the host writes there unseen, so nothing counts as never written.
+    """
+
+    __slots__ = ("allocated", "freed", "is_pinned", "nbytes", "segments", "starts")
+
+    def __init__(self, nbytes: int, allocated: _Use | None = None) -> None:
+        self.nbytes = nbytes
+        self.allocated = allocated
+        self.is_pinned = allocated is None
+        self.freed: _Use | None = None
+        self.starts = [0]
+        self.segments = [_Segment(nbytes, None, {})]
+
+    def cut(self, at: int) -> int:
+        """The index of the segment that starts at ``at``, split off if it has to be."""
+        index = bisect_right(self.starts, at) - 1
+        if self.starts[index] == at:
+            return index
+        whole = self.segments[index]
+        if at >= whole.stop:
+            return index + 1
+        self.starts.insert(index + 1, at)
+        self.segments.insert(index + 1, _Segment(whole.stop, whole.write, dict(whole.reads)))
+        whole.stop = at
+        return index + 1
+
+
+class _Actor:
+    """A submitter: the loop, or one task of a worker.
+
+    Attributes
+    ----------
+    seen : dict
+        By stream id, the position that it has seen end.
+    epoch : int
+        How much of what the loop has seen it knows of.
+    doing : tuple or None
+        The op it submits, if it said: name, code and instruction of the call.
+    """
+
+    __slots__ = ("doing", "epoch", "joined", "num_seen", "seen", "serial")
+
+    def __init__(self, seen: Clock, epoch: int) -> None:
+        self.serial = next(_serials)
+        self.seen = seen
+        self.epoch = epoch
+        self.joined: dict[int, Clock] = {}
+        self.num_seen = 0
+        self.doing: tuple[str, CodeType, int] | None = None
+
+
+class RaceChecker:
+    """The checker of one world; its lock is held around every call but :meth:`hand_off`'s kin."""
+
+    def __init__(self, world: World) -> None:
+        self._lock = world.lock
+        self._world = world
+        self.serial = next(_serials)
+        self.found: list[Race] = []
+        self._told: set[tuple[object, ...]] = set()
+        self._loop = _Actor({}, 0)
+        self._workers: dict[int, _Actor] = {}
+        self._history: dict[int, deque[tuple[int, int]]] = {}  # what the loop saw when
+        self._known: set[int] = set()  # streams whose uses are still looked at
+
+    # -- who knows what ------------------------------------------------------------------
+
+    def actor(self) -> _Actor:
+        """Who is calling."""
+        if not self._workers:
+            return self._loop
+        return self._workers.get(threading.get_ident(), self._loop)
+
+    def hand_off(self) -> tuple[Clock, int]:
+        """What the caller knows, for whoever it hands something to."""
+        with self._lock:
+            actor = self.actor()
+            return dict(actor.seen), actor.epoch
+
+    def take_up(self, known: tuple[Clock, int] | None) -> None:
+        """The calling worker begins a task that came with ``known``; None: it has ended one."""
+        with self._lock:
+            if known is None:
+                self._workers.pop(threading.get_ident(), None)
+            else:
+                self._workers[threading.get_ident()] = _Actor(*known)
+
+    def deliver(self, known: tuple[Clock, int]) -> None:
+        """The loop gets a result from somebody who knew ``known``."""
+        with self._lock:
+            self._learn(self._loop, known[0])
+
+    def observe(self, place: Place) -> None:
+        """The caller has seen that ``place`` was passed. Takes the lock itself."""
+        actor = self.actor()
+        stream, position, clock, epoch = place
+        stream_id = stream.id
+        # A stream may have waited since it was last seen there: waits that are over at once take
+        # no position.
+        is_same = actor.joined.get(stream_id) is clock
+        if is_same and actor.seen.get(stream_id, 0) >= position:
+            return
+        with self._lock:
+            actor.joined[stream_id] = clock
+            self._learn(actor, {**({} if is_same else clock), stream_id: position})
+            if actor is not self._loop:
+                actor.epoch = max(actor.epoch, epoch)
+
+    def _learn(self, actor: _Actor, clock: Clock) -> None:
+        seen = actor.seen
+        actor.num_seen += 1
+        is_loop = actor is self._loop
+        if is_loop:
+            actor.epoch += 1
+        for stream_id, position in clock.items():
+            if seen.get(stream_id, 0) < position:
+                seen[stream_id] = position
+                if is_loop:
+                    history = self._history.get(stream_id)
+                    if history is None:
+                        history = self._history[stream_id] = deque(maxlen=_NUM_KEPT)
+                    history.append((actor.epoch, position))
+
+    def attribute(self, doing: tuple[str, CodeType, int] | None) -> None:
+        """What the caller submits from now on is this op's: its name, and where it was called."""
+        self.actor().doing = doing
+
+    def name_stream(self, stream: SimStream, name: str) -> None:
+        """What reports call ``stream``."""
+        stream.name = name
+
+    # -- streams ---------------------------------------------------------------------------
+
+    def created(self, stream: SimStream) -> None:
+        """A stream was made."""
+        self._known.add(stream.id)
+        if len(self._known) > _NUM_STREAMS_MAX:
+            self._forget_streams()
+
+    def entered(self, stream: SimStream) -> None:
+        """The caller submits to ``stream``: what comes there is after all that it knows."""
+        actor = self.actor()
+        if actor is self._loop:
+            stream.epoch = actor.epoch
+        elif stream.told != (mark := (actor.serial, actor.num_seen)):
+            stream.told = mark
+            stream.clock = _joined(stream.clock, actor.seen)
+            stream.epoch = max(stream.epoch, actor.epoch)
+
+    def waited(self, stream: SimStream, place: Place) -> None:
+        """``stream`` waits for ``place``."""
+        source, position, clock, epoch = place
+        stream.clock = _joined(stream.clock, clock, source.id, position)
+        stream.epoch = max(stream.epoch, epoch)
+
+    def _forget_streams(self) -> None:
+        """Drop what is known of streams that are gone; their uses count as ordered."""
+        alive = {stream.id for gpu in self._world.gpus.values() for stream in gpu.streams}
+        self._known = alive
+        for known in (self._loop.seen, self._loop.joined, self._history):
+            for stream_id in known.keys() - alive:
+                del known[stream_id]
+
+    # -- memory ------------------------------------------------------------------------------
+
+    def allocated(self, command: Command, nbytes: int, after: Place | None) -> Shadow:
+        """A new allocation; its memory was freed at ``after``, which the pool orders it after."""
+        stream = command.stream
+        self.entered(stream)
+        if after is not None and after[0] is not stream:
+            self.waited(stream, after)
+        return Shadow(nbytes, _Use(self, command, "allocates"))
+
+    def freed(self, command: Command, shadow: Shadow) -> Place:
+        """A free, which must come after every use."""
+        stream = command.stream
+        self.entered(stream)
+        use = _Use(self, command, "frees")
+        if shadow.freed is None:
+            self._check_alive(shadow, use, stream, 0, shadow.nbytes)
+            index = stream.gpu.index
+            for start, segment in zip(shadow.starts, shadow.segments, strict=True):
+                for other in (segment.write, *segment.reads.values()):
+                    if other is not None and not self._is_before(other, stream):
+                        self._tell(RaceKind.USE_AFTER_FREE, other, use, index, start, segment.stop)
+            shadow.freed = use
+        return stream, stream.num_submitted + 1, stream.clock, stream.epoch
+
+    def used(self, command: Command) -> None:
+        """``command`` is about to be submitted: look at all it touches."""
+        stream = command.stream
+        self.entered(stream)
+        uses: list[_Use | None] = [None, None]
+        for shadow, offset, nbytes, reads, writes in command.touches():
+            use = uses[writes]
+            if use is None:
+                use = uses[writes] = _Use(self, command, "writes" if writes else "reads")
+            stop = min(offset + nbytes, shadow.nbytes)
+            if offset < stop:  # else the machine will fault
+                self._use(shadow, offset, stop, use, stream, reads, writes)
+
+    def watched(self, command: Command) -> object:
+        """Who submits ``command``, for :meth:`host_changed`."""
+        return _Use(self, command, "reads")
+
+    def host_changed(self, reader: object, gpu_index: int, nbytes: int) -> None:
+        """The host wrote to memory that ``reader`` was still to read. Takes the lock itself."""
+        assert isinstance(reader, _Use)
+        with self._lock:
+            self._tell(RaceKind.HOST_CHANGE, None, reader, gpu_index, 0, nbytes)
+
+    def fingerprint(self, array: npt.NDArray[Any]) -> int:
+        """Of host memory that must not change: the whole, or samples if it is large."""
+        return sampled_checksum(array)
+
+    def source_changed(
+        self, doing: tuple[str, CodeType, int], device_index: int, nbytes: int
+    ) -> None:
+        """The program changed the source of a staged copy too early. Takes the lock itself."""
+        name, code, lasti = doing
+        reader = RacingOp(name, "reads", describe(code, lasti), "the staging threads")
+        with self._lock:
+            self._add(Race(RaceKind.HOST_CHANGE, None, reader, 0, nbytes, device_index))
+
+    def _use(
+        self,
+        shadow: Shadow,
+        start: int,
+        stop: int,
+        use: _Use,
+        stream: SimStream,
+        reads: bool,
+        writes: bool,
+    ) -> None:
+        if not shadow.is_pinned:
+            self._check_alive(shadow, use, stream, start, stop)
+        gpu = stream.gpu.index
+        segments = shadow.segments
+        if len(segments) == 1 and start == 0 and stop == segments[0].stop:
+            first, last = 0, 1
+        else:
+            first = shadow.cut(start)
+            last = shadow.cut(stop) if stop < shadow.nbytes else len(segments)
+        is_unwritten = False
+        for index in range(first, last):
+            segment = segments[index]
+            write = segment.write
+            if write is None:
+                is_unwritten = True
+            elif not self._is_before(write, stream):
+                kind = RaceKind.WRITE_WRITE if writes else RaceKind.READ_WRITE
+                self._tell(kind, write, use, gpu, shadow.starts[index], segment.stop)
+            if writes:
+                for read in segment.reads.values():
+                    if not self._is_before(read, stream):
+                        span = shadow.starts[index], segment.stop
+                        self._tell(RaceKind.READ_WRITE, read, use, gpu, *span)
+            else:
+                segment.reads[stream.id] = use
+        if reads and is_unwritten and not shadow.is_pinned:
+            self._tell(RaceKind.NEVER_WRITTEN, shadow.allocated, use, gpu, start, stop)
+        if writes:
+            segments[first:last] = [_Segment(segments[last - 1].stop, use, {})]
+            shadow.starts[first:last] = [start]
+
+    def _check_alive(
+        self, shadow: Shadow, use: _Use, stream: SimStream, start: int, stop: int
+    ) -> None:
+        allocated, freed, gpu = shadow.allocated, shadow.freed, stream.gpu.index
+        if freed is not None:
+            self._tell(RaceKind.USE_AFTER_FREE, freed, use, gpu, start, stop)
+        elif allocated is not None and not self._is_before(allocated, stream):
+            self._tell(RaceKind.USE_BEFORE_ALLOCATION, allocated, use, gpu, start, stop)
+
+    def _is_before(self, use: _Use, stream: SimStream) -> bool:
+        """Whether ``use`` ends before what the caller now submits to ``stream`` begins."""
+        stream_id, position = use.stream_id, use.position
+        if stream_id == stream.id or stream.clock.get(stream_id, 0) >= position:
+            return True
+        actor = self.actor()
+        if actor.seen.get(stream_id, 0) >= position or use.world != self.serial:
+            return True
+        if stream_id not in self._known:
+            return True
+        # What the loop had seen, as far as whoever comes before this knew of it.
+        history = self._history.get(stream_id)
+        if not history:
+            return False
+        knows = max(stream.epoch, actor.epoch)
+        if len(history) == _NUM_KEPT and history[0][1] >= position:
+            return True  # too long ago to say
+        return any(epoch <= knows for epoch, seen in history if seen >= position)
+
+    # -- telling -------------------------------------------------------------------------------
+
+    def _tell(
+        self,
+        kind: RaceKind,
+        first: _Use | None,
+        second: _Use,
+        gpu_index: int,
+        start: int,
+        stop: int,
+    ) -> None:
+        other = None if first is None else _described(first)
+        self._add(Race(kind, other, _described(second), start, stop, gpu_index))
+
+    def _add(self, race: Race) -> None:
+        ops = (race.first, race.second)
+        key = (race.kind, *((op.name.partition("#")[0], op.where) for op in ops if op is not None))
+        if key not in self._told and len(self.found) < _NUM_RACES_MAX:
+            self._told.add(key)
+            self.found.append(race)
+
+
+def _described(use: _Use) -> RacingOp:
+    return RacingOp(use.label, use.verb, describe(use.code, use.lasti), use.stream_name)
+
+
+def _joined(clock: Clock, other: Clock, stream_id: int = 0, position: int = 0) -> Clock:
+    merged = dict(clock)
+    for each, reached in other.items():
+        if merged.get(each, 0) < reached:
+            merged[each] = reached
+    if merged.get(stream_id, 0) < position:
+        merged[stream_id] = position
+    return merged
+
+
+def checksum(memory: npt.NDArray[np.uint8]) -> int:
+    """Of all bytes: exact for small memory, at the speed of memory for large."""
+    if memory.nbytes <= _WHOLE_NBYTES:
+        return zlib.crc32(memory.data)
+    whole = memory.nbytes & ~7
+    words = memory[:whole].view(np.uint64)
+    return hash((int(np.bitwise_xor.reduce(words)), memory[whole:].tobytes()))
+
+
+def sampled_checksum(array: npt.NDArray[Any]) -> int:
+    """Of an array of any layout: of all elements if it is small, else of stretches of it.
+
+    0 for what has fields and gaps between its elements: copying leaves padding undefined.
+    """
+    if array.flags.c_contiguous:
+        flat: Any = array.reshape(-1).view(np.uint8)
+    elif array.dtype.fields is None:
+        flat = array.flat
+    else:
+        return 0
+    num = len(flat)
+    if array.nbytes <= _WHOLE_NBYTES:
+        return zlib.crc32(flat[:num].tobytes())
+    length = _WHOLE_NBYTES // _NUM_SAMPLES * num // array.nbytes + 1
+    value = 0
+    for number in range(_NUM_SAMPLES):
+        start = number * (num - length) // (_NUM_SAMPLES - 1)
+        value = zlib.crc32(flat[start : start + length].tobytes(), value)
+    return value
