@@ -95,7 +95,9 @@ def leave(core: Core, error: BaseException | None) -> None:
         add_notes(late, failures)
         raise late
     if core.lost is not None and not core.is_loss_seen and error is None:
-        raise core.tell_loss() from core.lost
+        lost = core.tell_loss()
+        add_notes(lost, [failure for failure in failures if isinstance(failure, RaceDetected)])
+        raise lost from core.lost
     if error is None and len(failures) == 1 and isinstance(failures[0], RaceDetected):
         raise failures[0]
     if failures:
@@ -180,7 +182,8 @@ async def close(core: Core, error: BaseException | None) -> None:
         await outlast(wait(True))
     if cancellations:
         raise cancellations[0]
-    await checkpoint_if_cancelled()
+    if error is None or isinstance(error, Exception):  # else a cancellation is on its way already
+        await checkpoint_if_cancelled()
     if errors and core.lost is None:
         raise core.backend.translate(errors[0], "closing the device")
 

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from streamflow.errors import UpstreamFailed
+from streamflow.errors import RaceDetected, UpstreamFailed
 
 if TYPE_CHECKING:
     from streamflow.runtime.scope import Scope
@@ -57,7 +57,8 @@ def raise_group(what: str, error: BaseException | None, failures: list[BaseExcep
 def add_notes(error: BaseException, failures: list[BaseException]) -> None:
     """Tell of failures that nobody saw on an error that has to stay as it is."""
     for failure in failures:
-        add_note(error, f"an op failed as well: {failure!r}")
+        what = str(failure) if isinstance(failure, RaceDetected) else repr(failure)
+        add_note(error, f"{type(failure).__name__} as well: {what}")
 
 
 def add_note(error: BaseException | None, note: str) -> None:

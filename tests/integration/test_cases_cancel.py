@@ -180,15 +180,17 @@ def test_c1_a_task_that_is_cancelled_natively(run, open_device, add_one, kind):
 
 @pytest.mark.parametrize("kind", ["put", "big put", "get", "big get", "launch"])
 def test_c1_a_keyboard_interrupt_in_an_await(run, open_device, add_one, kind):
-    begun, checked = threading.Event(), []
+    begun, checked, wakes = threading.Event(), [], []
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # may be ignored here
 
     def interrupt():
         if begun.wait(20):
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            wakes[0](lambda: None)  # the signal may come just before the loop begins to wait
 
     async def main():
         async with open_device(close_timeout_s=5.0) as dev:
+            wakes.append(dev._core.shell.call_soon_threadsafe)
             stream = dev.stream("stalled")
             case = Stalled(dev, stream, kind, add_one)
             await case.prepare()

@@ -9,7 +9,6 @@ clock runs it at its modelled end; the wall clock runs it at its start and then 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import heappush
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +45,6 @@ _NO_ARGS: tuple[Any, ...] = ()
 
 Touch = tuple["Shadow", int, int, bool, bool]
 """Memory that a command touches: where, offset, bytes, whether it reads and writes there."""
-
-
-def _in_memory(gpu: Gpu, address: int, nbytes: int, reads: bool, writes: bool) -> Iterator[Touch]:
-    found = gpu.memory.shadow_at(address)
-    if found is not None:
-        yield *found, nbytes, reads, writes
 
 
 class Command:
@@ -92,9 +85,9 @@ class Command:
     def run(self, bound: tuple[Any, ...]) -> None:
         """Do it. On the wall clock, without the machine's lock."""
 
-    def touches(self) -> Iterator[Touch]:
+    def touches(self) -> list[Touch]:
         """The memory it touches, as far as it is known at the submission."""
-        return iter(())
+        return []
 
     def settle(self, now_s: float) -> bool:
         """Instant commands: do it, or return False and have the stream resumed later."""
@@ -162,12 +155,14 @@ class Launch(Command):
     def run(self, bound: tuple[Any, ...]) -> None:
         self.kernel.body(*bound)
 
-    def touches(self) -> Iterator[Touch]:
-        gpu = self.stream.gpu
+    def touches(self) -> list[Touch]:
+        found: list[Touch] = []
+        shadow_at = self.stream.gpu.memory.shadow_at
         for arg, is_read_only in zip(self.args, self.kernel.is_read_only, strict=True):
-            if isinstance(arg, SimArray):
-                # What else a kernel writes it may or may not read.
-                yield from _in_memory(gpu, arg.address, arg.nbytes, is_read_only, not is_read_only)
+            if arg.__class__ is SimArray and (at := shadow_at(arg.address)) is not None:
+                # What a kernel may write it may or may not read.
+                found.append((*at, arg.nbytes, is_read_only, not is_read_only))
+        return found
 
 
 class _Copy(Command):
@@ -182,6 +177,15 @@ class _Copy(Command):
     def run(self, bound: tuple[Any, ...]) -> None:
         dst, src = bound
         np.copyto(dst, src)
+
+    def _at(self, gpu: Gpu, address: int, reads: bool) -> list[Touch]:
+        at = gpu.memory.shadow_at(address)
+        return [] if at is None else [(*at, self.nbytes, reads, not reads)]
+
+    def _at_host(self, address: int, reads: bool) -> list[Touch]:
+        assert self.pinned is not None
+        shadow = self.pinned.shadow
+        return [(shadow, address - self.pinned.address, self.nbytes, reads, not reads)]
 
 
 class CopyH2D(_Copy):
@@ -202,11 +206,8 @@ class CopyH2D(_Copy):
                 races.host_changed(reader, self.stream.gpu.index, self.nbytes)
         super().run(bound)
 
-    def touches(self) -> Iterator[Touch]:
-        pinned = self.pinned
-        assert pinned is not None
-        yield pinned.shadow, self.src - pinned.address, self.nbytes, True, False
-        yield from _in_memory(self.stream.gpu, self.dst, self.nbytes, False, True)
+    def touches(self) -> list[Touch]:
+        return [*self._at_host(self.src, True), *self._at(self.stream.gpu, self.dst, False)]
 
     def duration_s(self) -> float:
         return self.stream.gpu.cost.h2d_s(self.nbytes)
@@ -233,11 +234,8 @@ class CopyD2H(_Copy):
             self.stream.gpu.memory.bytes_at(self.src, self.nbytes),
         )
 
-    def touches(self) -> Iterator[Touch]:
-        pinned = self.pinned
-        assert pinned is not None
-        yield from _in_memory(self.stream.gpu, self.src, self.nbytes, True, False)
-        yield pinned.shadow, self.dst - pinned.address, self.nbytes, False, True
+    def touches(self) -> list[Touch]:
+        return [*self._at(self.stream.gpu, self.src, True), *self._at_host(self.dst, False)]
 
 
 class CopyD2D(_Copy):
@@ -251,9 +249,9 @@ class CopyD2D(_Copy):
         memory = self.stream.gpu.memory
         return memory.bytes_at(self.dst, self.nbytes), memory.bytes_at(self.src, self.nbytes)
 
-    def touches(self) -> Iterator[Touch]:
-        yield from _in_memory(self.stream.gpu, self.src, self.nbytes, True, False)
-        yield from _in_memory(self.stream.gpu, self.dst, self.nbytes, False, True)
+    def touches(self) -> list[Touch]:
+        gpu = self.stream.gpu
+        return [*self._at(gpu, self.src, True), *self._at(gpu, self.dst, False)]
 
 
 class CopyPeer(_Copy):
@@ -285,9 +283,8 @@ class CopyPeer(_Copy):
             self.src_gpu.memory.bytes_at(self.src, self.nbytes),
         )
 
-    def touches(self) -> Iterator[Touch]:
-        yield from _in_memory(self.src_gpu, self.src, self.nbytes, True, False)
-        yield from _in_memory(self.dst_gpu, self.dst, self.nbytes, False, True)
+    def touches(self) -> list[Touch]:
+        return [*self._at(self.src_gpu, self.src, True), *self._at(self.dst_gpu, self.dst, False)]
 
 
 class Fill(Command):
@@ -313,9 +310,9 @@ class Fill(Command):
         rows = bound[0].reshape(self.count, len(self.pattern))
         rows[:] = np.frombuffer(self.pattern, np.uint8)
 
-    def touches(self) -> Iterator[Touch]:
-        nbytes = len(self.pattern) * self.count
-        yield from _in_memory(self.stream.gpu, self.dst, nbytes, False, True)
+    def touches(self) -> list[Touch]:
+        at = self.stream.gpu.memory.shadow_at(self.dst)
+        return [] if at is None else [(*at, len(self.pattern) * self.count, False, True)]
 
 
 class Wait(Command):

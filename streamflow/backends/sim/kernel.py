@@ -16,16 +16,13 @@ __all__ = ["LaunchConfig", "SimArray", "SimKernel"]
 class SimArray:
     """A view of device memory, as a launch takes it; looked up when the kernel runs."""
 
-    __slots__ = ("address", "dtype", "shape")
+    __slots__ = ("address", "dtype", "nbytes", "shape")
 
     def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.address = address
         self.shape = shape
         self.dtype = dtype
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
+        self.nbytes = prod(shape) * dtype.itemsize
 
     def __repr__(self) -> str:
         return f"SimArray({self.address:#x}, {self.shape}, {self.dtype})"

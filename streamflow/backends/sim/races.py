@@ -55,18 +55,27 @@ class _Use:
 
     __slots__ = ("code", "label", "lasti", "position", "stream_id", "stream_name", "verb", "world")
 
-    def __init__(self, checker: RaceChecker, command: Command, verb: str) -> None:
+    label: str
+    code: CodeType
+    lasti: int
+
+    def __init__(
+        self, checker: RaceChecker, command: Command, verb: str, like: _Use | None = None
+    ) -> None:
         stream = command.stream
         self.stream_id = stream.id
         self.stream_name = stream.name
         self.position = stream.num_submitted + 1
         self.world = checker.serial
         self.verb = verb
+        if like is not None:  # the same command's other use
+            self.label, self.code, self.lasti = like.label, like.code, like.lasti
+            return
         doing = checker.actor().doing
         if doing is None:
             frame = caller(3)
             self.label = command.label
-            self.code: CodeType = frame.f_code
+            self.code = frame.f_code
             self.lasti = frame.f_lasti
         else:
             self.label, self.code, self.lasti = doing
@@ -265,8 +274,9 @@ class RaceChecker:
         self.entered(stream)
         use = _Use(self, command, "frees")
         if shadow.freed is None:
-            self._check_alive(shadow, use, stream, 0, shadow.nbytes)
             index = stream.gpu.index
+            if shadow.allocated is not None and not self._is_before(shadow.allocated, stream):
+                self._tell_dead(shadow, use, 0, shadow.nbytes, index)
             for start, segment in zip(shadow.starts, shadow.segments, strict=True):
                 for other in (segment.write, *segment.reads.values()):
                     if other is not None and not self._is_before(other, stream):
@@ -282,7 +292,8 @@ class RaceChecker:
         for shadow, offset, nbytes, reads, writes in command.touches():
             use = uses[writes]
             if use is None:
-                use = uses[writes] = _Use(self, command, "writes" if writes else "reads")
+                verb = "writes" if writes else "reads"
+                use = uses[writes] = _Use(self, command, verb, uses[not writes])
             stop = min(offset + nbytes, shadow.nbytes)
             if offset < stop:  # else the machine will fault
                 self._use(shadow, offset, stop, use, stream, reads, writes)
@@ -320,8 +331,10 @@ class RaceChecker:
         reads: bool,
         writes: bool,
     ) -> None:
-        if not shadow.is_pinned:
-            self._check_alive(shadow, use, stream, start, stop)
+        if shadow.freed is not None or not (
+            shadow.allocated is None or self._is_before(shadow.allocated, stream)
+        ):
+            self._tell_dead(shadow, use, start, stop, stream.gpu.index)
         gpu = stream.gpu.index
         segments = shadow.segments
         if len(segments) == 1 and start == 0 and stop == segments[0].stop:
@@ -351,14 +364,10 @@ class RaceChecker:
             segments[first:last] = [_Segment(segments[last - 1].stop, use, {})]
             shadow.starts[first:last] = [start]
 
-    def _check_alive(
-        self, shadow: Shadow, use: _Use, stream: SimStream, start: int, stop: int
-    ) -> None:
-        allocated, freed, gpu = shadow.allocated, shadow.freed, stream.gpu.index
-        if freed is not None:
-            self._tell(RaceKind.USE_AFTER_FREE, freed, use, gpu, start, stop)
-        elif allocated is not None and not self._is_before(allocated, stream):
-            self._tell(RaceKind.USE_BEFORE_ALLOCATION, allocated, use, gpu, start, stop)
+    def _tell_dead(self, shadow: Shadow, use: _Use, start: int, stop: int, gpu_index: int) -> None:
+        is_freed = shadow.freed is not None
+        kind = RaceKind.USE_AFTER_FREE if is_freed else RaceKind.USE_BEFORE_ALLOCATION
+        self._tell(kind, shadow.freed or shadow.allocated, use, gpu_index, start, stop)
 
     def _is_before(self, use: _Use, stream: SimStream) -> bool:
         """Whether ``use`` ends before what the caller now submits to ``stream`` begins."""
