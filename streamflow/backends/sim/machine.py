@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.command import Command
     from streamflow.backends.sim.device import SimDevice
     from streamflow.backends.sim.pool import SimPool
+    from streamflow.backends.sim.predict import ContendedCost
     from streamflow.backends.sim.stream import SimStream
     from streamflow.config import Settings, SimOptions
 
@@ -103,7 +104,8 @@ class Gpu:
         self.world = world
         self.index = index
         self.options = options
-        self.cost = CostModel.load(options.profile, options.rates)
+        self.model = CostModel.load(options.profile, options.rates)
+        self.cost = world.cost_of(self)
         self.memory = AddressSpace(
             index,
             options.memory_nbytes,
@@ -157,6 +159,14 @@ class World:
         self._dirty: list[Engine] = []
         self._in_flight: list[tuple[float, float, int, Command]] = []
         self.threads = None if self.is_virtual else EngineThreads(self)
+
+    def cost_of(self, gpu: Gpu) -> CostModel | ContendedCost:
+        """What tells the commands of a device how long they take."""
+        return gpu.model
+
+    def make_counter(self, gpu: Gpu) -> Counter[str]:
+        """What counts the calls of a device's verbs."""
+        return Counter()
 
     # -- time ----------------------------------------------------------------------
 
@@ -234,10 +244,14 @@ class World:
 
     def submit(self, command: Command) -> None:
         """Queue a command on its stream."""
+        command.stream.num_submitted += 1
+        self.enqueue(command)
+
+    def enqueue(self, command: Command) -> None:
+        """The command reaches the device."""
         stream = command.stream
         queue = stream.queue
         queue.append(command)
-        stream.num_submitted += 1
         if len(queue) == 1:
             now_s = self._now_s if self.is_virtual else time.monotonic()
             self._pump(stream, now_s)
