@@ -141,6 +141,9 @@ class SimOptions:
     rates : mapping of str to float
         Fields of the cost model that replace the profile's. In the environment:
         ``h2d_rate=1e9,kernel_s=5e-6``.
+    predict : bool
+        Charge the host for its calls, and let engines slow each other down, so that virtual
+        time predicts the profile's machine; needs ``clock="virtual"``.
     reuse_follow_event_dependencies : bool
         Pools reuse memory freed on a stream that the allocating one has waited for.
     reuse_allow_opportunistic : bool
@@ -159,6 +162,7 @@ class SimOptions:
     compute_slots: int = 8
     profile: str = "h200"
     rates: Mapping[str, float] = field(default_factory=dict, hash=False)
+    predict: bool = False
     reuse_follow_event_dependencies: bool = True
     reuse_allow_opportunistic: bool = True
     reuse_allow_internal_dependencies: bool = True
@@ -167,6 +171,8 @@ class SimOptions:
     def __post_init__(self) -> None:
         if self.clock not in ("wall", "virtual"):
             raise ValueError(f"clock is 'wall' or 'virtual', found {self.clock!r}")
+        if self.predict and self.clock != "virtual":
+            raise ValueError("predict=True needs clock='virtual': real time is not predicted")
         for name in ("devices", "memory_nbytes", "compute_slots"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")

@@ -46,11 +46,14 @@ class Options:
         Repetitions of each figure; 5 at least when figures are to be believed.
     is_tiny : bool
         Sizes that only show that the benchmark still runs.
+    output : Path or None
+        A folder for files that a benchmark writes besides its rows.
     """
 
     backend: str = "cuda"
     num_reps: int = 20
     is_tiny: bool = False
+    output: Path | None = None
 
     @property
     def is_cuda(self) -> bool:
@@ -169,7 +172,7 @@ def save(path: str, machine: dict[str, Any], options: Options, reports: list[Rep
     """Write everything as JSON."""
     text = {
         "machine": machine,
-        "options": asdict(options),
+        "options": asdict(options) | {"output": str(options.output)},
         "reports": [report.as_dict() for report in reports],
     }
     Path(path).write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")

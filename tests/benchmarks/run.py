@@ -30,6 +30,7 @@ BENCHMARKS = {
     "P13": "p13_import",
     "R4R7": "r04_r07_loop",
     "overhead": "overhead",
+    "calibration": "fidelity_pipelines",
 }
 
 
@@ -41,12 +42,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--reps", type=int, default=20, help="repetitions, 5 at least to count")
     parser.add_argument("--tiny", action="store_true", help="only see that it runs")
     parser.add_argument("--json", metavar="FILE", help="write everything here too")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="for files of a benchmark's own")
     found = parser.parse_args(argv)
     names = found.names or list(BENCHMARKS)
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
-    options = Options(found.backend, 2 if found.tiny else found.reps, found.tiny)
+    options = Options(found.backend, 2 if found.tiny else found.reps, found.tiny, found.output)
     machine = describe_machine(options.backend)
     for key, value in machine.items():
         print(f"{key:<20} {value}")

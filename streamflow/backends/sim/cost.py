@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+
+from streamflow.backends.sim.profile import read_figures
 
 __all__ = ["CostModel"]
 
@@ -12,50 +14,84 @@ __all__ = ["CostModel"]
 class CostModel:
     """Modelled durations. Times in seconds, rates in bytes per second.
 
-    A model for overlap and ordering, not a performance prediction: engines don't slow
-    each other down (on an H200 both directions at once reach 50.7 GB/s, not 55).
-    Allocating, freeing, waiting and recording take no time.
+    Its figures come from a profile: a shipped one, or one that ``streamflow doctor
+    --calibrate`` wrote. Those of the host, and the rates of both directions at once, count
+    with ``SimOptions(predict=True)`` only.
 
     Attributes
     ----------
     copy_latency_s : float
-        Fixed part of every copy and fill. Assumed; not measured.
+        Fixed part of every copy and fill.
     h2d_rate, d2h_rate : float
-        Pinned copies over PCIe, measured on one H200.
-    memory_rate : float
-        Device memory, bytes read plus bytes written, from a device copy measured on one H200.
+        Pinned copies, one direction at a time.
+    h2d_duplex_rate, d2h_duplex_rate : float
+        The same while the other direction is busy.
+    d2d_rate : float
+        Copies within the device: bytes copied, so half of the bytes moved.
+    fill_rate : float
+        Fills.
     peer_rate : float
-        NVLink, one way: half of the 900 GB/s on the H200's data sheet.
+        Copies between two devices, one way.
+    memory_rate : float
+        Bytes that a kernel reads plus those it writes.
     kernel_s : float
-        Fixed part of every kernel: one empty launch, measured on one H200.
-
-    Source
-    ------
-    docs/explanation/performance, "Measured floors" (H200, driver 580.159, CUDA 13.0).
+        Fixed part of every kernel.
+    host_launch_s, host_argument_s : float
+        What a launch takes its caller, and each of its arguments.
+    host_copy_s, host_fill_s, host_record_s, host_wait_s, host_query_s : float
+        What these calls take theirs.
+    host_allocate_s, host_free_s : float
+        The stream-ordered ones.
+    host_sync_s : float
+        From the end of the work until the thread that has waited for it goes on.
     """
 
-    copy_latency_s: float = 2.0e-6
-    h2d_rate: float = 55.3e9
-    d2h_rate: float = 55.2e9
-    memory_rate: float = 4.3e12
-    peer_rate: float = 450e9
-    kernel_s: float = 3.5e-6
+    copy_latency_s: float
+    h2d_rate: float
+    d2h_rate: float
+    h2d_duplex_rate: float
+    d2h_duplex_rate: float
+    d2d_rate: float
+    fill_rate: float
+    peer_rate: float
+    memory_rate: float
+    kernel_s: float
+    host_launch_s: float
+    host_argument_s: float
+    host_copy_s: float
+    host_fill_s: float
+    host_record_s: float
+    host_wait_s: float
+    host_query_s: float
+    host_allocate_s: float
+    host_free_s: float
+    host_sync_s: float
 
     @classmethod
     def load(cls, profile: str, rates: Mapping[str, float]) -> CostModel:
         """The model of a profile, with some of its fields replaced.
 
+        Parameters
+        ----------
+        profile : str
+            A shipped name, or the path of a file that ends in ``.json``.
+        rates : mapping of str to float
+            By field.
+
         Raises
         ------
         ValueError
-            There is no such profile, or no such field.
+            There is no such profile or field, or the file is not a profile.
         """
-        known = {item.name for item in fields(cls)}
-        if unknown := sorted(set(rates) - known):
+        known = cls.names()
+        if unknown := sorted(set(rates) - set(known)):
             raise ValueError(f"rates: no {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-        if profile != "h200":
-            raise ValueError(f"no profile {profile!r}; shipped: h200")
-        return cls(**rates)
+        return replace(cls(**read_figures(profile, known)), **rates)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Its fields, in order."""
+        return tuple(item.name for item in fields(cls))
 
     def h2d_s(self, nbytes: int) -> float:
         """Host to device."""
@@ -66,8 +102,8 @@ class CostModel:
         return self.copy_latency_s + nbytes / self.d2h_rate
 
     def d2d_s(self, nbytes: int) -> float:
-        """Within one device: every byte is read and written."""
-        return self.copy_latency_s + 2 * nbytes / self.memory_rate
+        """Within one device."""
+        return self.copy_latency_s + nbytes / self.d2d_rate
 
     def peer_s(self, nbytes: int) -> float:
         """Between two devices."""
@@ -75,7 +111,7 @@ class CostModel:
 
     def fill_s(self, nbytes: int) -> float:
         """Write a pattern."""
-        return self.copy_latency_s + nbytes / self.memory_rate
+        return self.copy_latency_s + nbytes / self.fill_rate
 
     def launch_s(self, nbytes: int) -> float:
         """Run a kernel that touches each byte of its array arguments once."""

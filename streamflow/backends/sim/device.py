@@ -88,7 +88,6 @@ class SimDevice:
 
     def __init__(self, index: int, settings: Settings, loop_key: object) -> None:
         self.index = index
-        self.counts: Counter[str] = Counter()
         self._loop_key = loop_key
         self._is_closed = False
         self._pools: list[SimPool] = []
@@ -100,6 +99,7 @@ class SimDevice:
             if gpu is None:
                 gpu = world.gpus[index] = Gpu(world, index, settings.sim)
             self.gpu = gpu
+            self.counts: Counter[str] = world.make_counter(gpu)
             gpu.devices.append(self)
             self.stop: Callable[[], StreamflowError] | None = (
                 None if gpu.fault is None else gpu.fault.error

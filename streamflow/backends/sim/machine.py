@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.command import Command
     from streamflow.backends.sim.device import SimDevice
     from streamflow.backends.sim.pool import SimPool
+    from streamflow.backends.sim.predict import ContendedCost
     from streamflow.backends.sim.races import Place
     from streamflow.backends.sim.stream import SimStream
     from streamflow.config import Settings, SimOptions
@@ -105,7 +106,8 @@ class Gpu:
         self.world = world
         self.index = index
         self.options = options
-        self.cost = CostModel.load(options.profile, options.rates)
+        self.model = CostModel.load(options.profile, options.rates)
+        self.cost = world.cost_of(self)
         self.memory = AddressSpace(
             index,
             options.memory_nbytes,
@@ -161,6 +163,14 @@ class World:
         self._in_flight: list[tuple[float, float, int, Command]] = []
         self.threads = None if self.is_virtual else EngineThreads(self)
         self.races = RaceChecker(self) if settings.sim.check_races else None
+
+    def cost_of(self, gpu: Gpu) -> CostModel | ContendedCost:
+        """What tells the commands of a device how long they take."""
+        return gpu.model
+
+    def make_counter(self, gpu: Gpu) -> Counter[str]:
+        """What counts the calls of a device's verbs."""
+        return Counter()
 
     # -- time ----------------------------------------------------------------------
 
@@ -238,10 +248,14 @@ class World:
 
     def submit(self, command: Command) -> None:
         """Queue a command on its stream."""
+        command.stream.num_submitted += 1
+        self.enqueue(command)
+
+    def enqueue(self, command: Command) -> None:
+        """The command reaches the device."""
         stream = command.stream
         queue = stream.queue
         queue.append(command)
-        stream.num_submitted += 1
         if len(queue) == 1:
             now_s = self._now_s if self.is_virtual else time.monotonic()
             self._pump(stream, now_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from streamflow.backends.sim.machine import World
+from streamflow.backends.sim.predict import PredictingWorld
 from streamflow.config import Settings
 
 __all__ = ["enter_world", "leave_world"]
@@ -24,7 +25,8 @@ def enter_world(settings: Settings, loop_key: object) -> World:
     with _lock:
         world = _worlds.get(loop_key)
         if world is None:
-            world = _worlds[loop_key] = World(settings)
+            kind = PredictingWorld if settings.sim.predict else World
+            world = _worlds[loop_key] = kind(settings)
         elif world.is_virtual != (settings.sim.clock == "virtual"):
             raise ValueError(
                 f"clock={settings.sim.clock!r}, but the devices already open on this event "
