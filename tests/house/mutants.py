@@ -1,0 +1,292 @@
+"""``python tests/house/mutants.py``: break streamflow in one place at a time; the tests must notice.
+
+Each edit is made in a copy of the sources, and the tests named with it run there until the first
+one fails. Prints a table, also as Markdown into ``--output``. Exits with 1 where an edit survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 240
+
+
+class Edit(NamedTuple):
+    """One mistake.
+
+    ``old`` is there exactly once; ``tests`` are folders, files or node ids that run in order.
+    """
+
+    rule: str
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+EDITS = (
+    Edit(
+        "R2",
+        "an op counts as done once it is submitted",
+        "streamflow/scheduler/completion.py",
+        "        if inflight[-1].event.is_done:\n            return high\n",
+        "        return high\n",
+        "tests/property/test_count_done_property.py tests/integration/test_exactness.py",
+    ),
+    Edit(
+        "R3",
+        "a launch issues none of the waits it needs",
+        "streamflow/runtime/launch.py",
+        "                                waits = needed_waits(line, deps)\n",
+        "                                waits = []\n",
+        "tests/integration/test_exactness.py tests/property/test_runtime_property.py",
+    ),
+    Edit(
+        "R3",
+        "a write does not come after the reads since the last write",
+        "streamflow/scheduler/hazards.py",
+        "        for read in self.reads:\n"
+        "            if read.failure is None or read.position:  # a read that never ran orders nothing\n"
+        "                add_unpassed(read, into)\n",
+        "",
+        "tests/property/test_hazards_property.py tests/property/test_runtime_property.py",
+    ),
+    Edit(
+        "R3",
+        "copies and fills issue none of the waits they need",
+        "streamflow/runtime/parking.py",
+        "            waits = needed_waits(line, self.flattened(deps))\n",
+        "            waits = []\n",
+        "tests/integration/test_exactness.py tests/property/test_runtime_property.py",
+    ),
+    Edit(
+        "R4",
+        "a wait that another one implies is issued all the same",
+        "streamflow/scheduler/timeline.py",
+        "or position <= clock.get(line, 0):\n            continue\n",
+        "or position < 0:\n            continue\n",
+        "tests/property/test_timeline_property.py tests/integration/test_exactness.py",
+    ),
+    Edit(
+        "R4",
+        "the watermark jumps to the newest op once the oldest is done",
+        "streamflow/scheduler/completion.py",
+        "        high -= 1  # the newest is pending: between 1 and all but one are done\n",
+        "        return high\n",
+        "tests/property/test_count_done_property.py tests/integration/test_exactness.py",
+    ),
+    Edit(
+        "R5",
+        "a free goes to the stream of its allocation, whoever uses the memory",
+        "streamflow/runtime/allocate.py",
+        "        if len(deps) > 1:\n            deps = needed_waits(_NOWHERE, deps)\n",
+        "        return home\n",
+        "tests/integration/test_exactness.py tests/integration/test_field_cases.py "
+        "tests/property/test_runtime_property.py",
+    ),
+    Edit(
+        "R5",
+        "the lane `free` does not wait for the uses",
+        "streamflow/runtime/allocate.py",
+        "                waits = needed_waits(line, deps)\n                for wait in waits:\n",
+        "                waits = []\n                for wait in waits:\n",
+        "tests/integration/test_exactness.py tests/integration/test_field_cases.py "
+        "tests/property/test_runtime_property.py tests/stress/test_soak.py",
+    ),
+    Edit(
+        "R6",
+        "the pinned block of a small copy is given back at its submission",
+        "streamflow/runtime/transfers.py",
+        "            op.rare().on_retired = block.release\n",
+        "            block.release()\n",
+        "tests/integration/test_races.py tests/integration/test_exactness.py "
+        "tests/property/test_runtime_property.py",
+    ),
+    Edit(
+        "R6",
+        "a staging chunk is filled again without a look at its last copy",
+        "streamflow/memory/staging.py",
+        "        if chunk.event is not None:\n            chunk.event.sync()\n        return chunk\n",
+        "        return chunk\n",
+        "tests/integration/test_field_cases.py tests/integration/test_robustness_work.py "
+        "tests/property/test_runtime_property.py",
+    ),
+    Edit(
+        "R6",
+        "what work that was left behind uses is given back all the same",
+        "streamflow/runtime/core.py",
+        "            if keeps_blocks and rare is not None:\n                rare.on_retired = None\n",
+        "",
+        "tests/integration/test_lifetimes.py tests/integration/test_robustness_closing.py "
+        "tests/integration/test_cases_kept_errors.py tests/integration/test_cases_cancel.py",
+    ),
+    Edit(
+        "R7",
+        "a stream's window has no end",
+        "streamflow/runtime/parking.py",
+        "        if line.num_outstanding >= window:\n",
+        "        if line.num_outstanding >= window + 10**9:\n",
+        "tests/integration/test_exactness.py tests/integration/test_robustness_parking.py",
+    ),
+    Edit(
+        "R7",
+        "a launch on an explicit stream overtakes what is parked there",
+        "streamflow/runtime/launch.py",
+        "                if line.parked_tail is None and (\n",
+        "                if True and (\n",
+        "tests/integration/test_after.py tests/integration/test_robustness_parking.py "
+        "tests/property/test_program_order_property.py",
+    ),
+    Edit(
+        "R8",
+        "a cancellation does not wait for a write into the caller's memory",
+        "streamflow/runtime/op.py",
+        "                yield from wait(rare.writes_host).__await__()\n",
+        "                yield from wait(False).__await__()\n",
+        "tests/integration/test_cases_cancel.py tests/integration/test_robustness_waiting.py",
+    ),
+    Edit(
+        "R9",
+        "a reader of a failed write runs on what happens to be there",
+        "streamflow/runtime/parking.py",
+        "            failure = source.failure\n            if failure is None:\n                continue\n",
+        "            failure = source.failure\n            if True:\n                continue\n",
+        "tests/integration/test_failures.py",
+    ),
+    Edit(
+        "R9",
+        "a failure that nobody asked for is forgotten",
+        "streamflow/runtime/failures.py",
+        "        self._unseen.setdefault(id(error), (error, set()))[1].add(scope)\n",
+        "        return\n",
+        "tests/integration/test_failures.py",
+    ),
+    Edit(
+        "R9",
+        "a lost device does not fail what was in flight",
+        "streamflow/runtime/core.py",
+        "        self.abandon(lost)\n        for peer",
+        "        for peer",
+        "tests/integration/test_failures.py tests/integration/test_cases_faults.py",
+    ),
+    Edit(
+        "R11",
+        "calls from another thread are let through",
+        "streamflow/runtime/core.py",
+        "        if self.shell.current() is not self.shell.key:\n            check_process()\n",
+        "        if False:\n            check_process()\n",
+        "tests/integration/test_lifetimes.py tests/integration/test_bad_input.py",
+    ),
+    Edit(
+        "R12",
+        "a finaliser's free is lost",
+        "streamflow/runtime/core.py",
+        "            self._dropped.append((address, home, root))\n",
+        "",
+        "tests/integration/test_lifetimes.py tests/integration/test_field_cases.py "
+        "tests/integration/test_robustness.py",
+    ),
+    Edit(
+        "R12",
+        "a fork uses its parent's device",
+        "streamflow/runtime/core.py",
+        "        self.shell = EndedShell(self.shell.key)\n"
+        "        self.needs_check = self.is_closing = self.is_closed = True\n\n    def on_exit",
+        "        pass\n\n    def on_exit",
+        "tests/integration/test_processes.py",
+    ),
+    Edit(
+        "R15",
+        "workers' results are handed over as they come",
+        "streamflow/runtime/poller.py",
+        "        results.sort(key=itemgetter(0, 1))\n",
+        "        results.reverse()\n",
+        "tests/integration/test_host_tasks.py tests/property/test_program_order_property.py "
+        "tests/property/test_runtime_property.py",
+    ),
+)
+
+
+def place(edit: Edit, root: Path) -> str:
+    """The text of the edited file. Raises where ``old`` isn't there exactly once."""
+    text = (root / edit.file).read_text(encoding="utf-8")
+    if text.count(edit.old) != 1:
+        raise ValueError(f"{edit.what}: its text is {text.count(edit.old)} times in {edit.file}")
+    return text.replace(edit.old, edit.new)
+
+
+def try_out(edit: Edit, copy: Path) -> tuple[str | None, float]:
+    """The test that notices, or None; and how many seconds that took."""
+    file = copy / edit.file
+    before = file.read_text(encoding="utf-8")
+    file.write_text(place(edit, copy), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout"]
+    command += ["20", "--timeout-method=thread", "-m", "not gpu", "--no-header", "-rfE"]
+    env = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    start_s = time.monotonic()
+    try:
+        done = subprocess.run(
+            [*command, *edit.tests.split()],
+            cwd=copy,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        said, code = done.stdout, done.returncode
+    except subprocess.TimeoutExpired:
+        said, code = "FAILED (the tests hung)", 1
+    finally:
+        file.write_text(before, encoding="utf-8")
+    taken_s = time.monotonic() - start_s
+    if code == 0:
+        return None, taken_s
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+    if found is None:  # stopped by its time limit: the stack names the test
+        found = re.search(r"in (test_\w+)", said)
+    if found is None:
+        raise RuntimeError(f"{edit.what}: the tests did not run:\n{said[-2000:]}")
+    return found[1], taken_s
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="edits whose rule or text has this in it")
+    parser.add_argument("--output", type=Path, help="a Markdown file")
+    chosen = parser.parse_args()
+    rows, num_alive = ["| rule | the mistake | noticed by |", "|---|---|---|"], 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in ("streamflow", "tests", "docs", "examples"):
+            ignored = shutil.ignore_patterns("__pycache__", "_build", "_generated")
+            shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+        for name in ("pyproject.toml", "README.md", "noxfile.py"):
+            shutil.copy(ROOT / name, copy / name)
+        for edit in EDITS:
+            if chosen.only not in f"{edit.rule} {edit.what}":
+                continue
+            noticed, taken_s = try_out(edit, copy)
+            num_alive += noticed is None
+            print(f"{edit.rule:4}{edit.what}: {noticed or 'SURVIVED'} ({taken_s:.0f} s)", flush=True)
+            test = (noticed or "nothing").rpartition("::")[2].partition("[")[0]
+            rows.append(f"| {edit.rule} | {edit.what} | `{test}` |")
+    if chosen.output is not None:
+        chosen.output.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    print(f"{num_alive} survived" if num_alive else "every edit was noticed")
+    return min(num_alive, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
