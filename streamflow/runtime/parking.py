@@ -400,7 +400,7 @@ class Parking:
                 num_calls += len(waits)
             if tracer is not None:
                 tracer.before(op, stream)
-            num_calls += run(stream)
+            num_calls += run(stream) if core.namer is None else core.namer(op.name, run)(stream)
         except Exception as error:
             self.refused(op, error, line, event, num_calls)
             return

@@ -133,6 +133,8 @@ class SimDevice:
             if self._is_closed:
                 return
             self._is_closed = True
+            self.counts["close"] += 1
+            self._controls.end_stalls()
             self.stop = _make_closed_error
             mine = [stream for stream in gpu.sorted_streams() if stream.device is self]
             world.abandon(mine)
@@ -187,6 +189,7 @@ class SimDevice:
         return SimEvent(self, timing)
 
     def elapsed_ms(self, start: SimEvent, end: SimEvent, /) -> float:
+        self.counts["elapsed_ms"] += 1
         self._check()
         return (end.time_s() - start.time_s()) * 1e3
 
@@ -304,6 +307,7 @@ class SimDevice:
     def launch_config(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_nbytes: int, /
     ) -> LaunchConfig:
+        self.counts["launch_config"] += 1
         return LaunchConfig(grid, block, shared_nbytes, self.properties)
 
     def launch(
