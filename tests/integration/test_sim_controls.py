@@ -116,7 +116,7 @@ def test_ending_a_stall_wakes_whoever_awaits_its_work(run, add_one):
                 x = dev.zeros(8, np.float32)
                 stall = dev.sim.stall("compute", 3600.0)
                 op = dev.launch(add_one, x, 8)
-                await until(lambda: op.state is sf.OpState.SUBMITTED)
+                await until(lambda op=op: op.state is sf.OpState.SUBMITTED)
                 stall.end()
                 await op
 

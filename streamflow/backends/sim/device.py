@@ -96,7 +96,11 @@ class SimDevice:
         with world.lock:
             gpu = world.gpus.get(index)
             if gpu is None:
-                gpu = world.gpus[index] = Gpu(world, index, settings.sim)
+                try:
+                    gpu = world.gpus[index] = Gpu(world, index, settings.sim)
+                except BaseException:  # rates of nothing, say: the world is not to wait for us
+                    leave_world(world, loop_key)
+                    raise
             self.gpu = gpu
             gpu.devices.append(self)
             self.stop: Callable[[], StreamflowError] | None = (

@@ -77,6 +77,12 @@ def test_rates_of_nothing_are_refused(open_lab):
         SimOptions(rates={"kernel_s": -1.0})
 
 
+def test_a_refused_device_leaves_no_world_behind(open_lab):
+    with pytest.raises(ValueError, match="warp_rate"):
+        open_lab(clock="wall", rates={"warp_rate": 9.0})
+    assert open_lab(clock="virtual").device.is_virtual  # would be of the other clock's world
+
+
 def test_a_profile_that_is_nowhere_is_refused(open_lab):
     with pytest.raises(ValueError, match="nonesuch"):
         open_lab(profile="nonesuch")
