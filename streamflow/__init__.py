@@ -87,4 +87,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("streamflow-cuda")
+    if name == "testing":  # what programs don't need, on first use
+        from importlib import import_module
+
+        return import_module("streamflow.testing")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,1 +1,21 @@
-"""Tools for testing: the backend contract suite to subclass."""
+"""Tools for testing: kernels against their bodies, and the backend contract to subclass."""
+
+from streamflow.testing.check import (
+    EDGE_SIZES,
+    SIZE,
+    KernelMismatch,
+    KernelNotChecked,
+    KernelReport,
+    check_kernel,
+    check_kernel_async,
+)
+
+__all__ = [
+    "EDGE_SIZES",
+    "SIZE",
+    "KernelMismatch",
+    "KernelNotChecked",
+    "KernelReport",
+    "check_kernel",
+    "check_kernel_async",
+]

@@ -74,6 +74,14 @@ def test_every_public_name_is_in_the_reference(root: Path) -> None:
     assert shown == set(streamflow.__all__) - errors
 
 
+def test_every_name_of_testing_is_in_the_reference(root: Path) -> None:
+    page = (root / "docs/reference/api.md").read_text(encoding="utf-8")
+    shown = re.findall(
+        r"^\.\. auto(?:class|function|data):: streamflow\.testing\.(\w+)$", page, re.MULTILINE
+    )
+    assert sorted(shown) == sorted(streamflow.testing.__all__)
+
+
 def _is_error(name: str) -> bool:
     found = getattr(streamflow, name)
     return inspect.isclass(found) and found.__module__ == "streamflow.errors"
@@ -99,7 +107,8 @@ def test_importing_touches_no_driver_and_no_backend() -> None:
     program = (
         "import sys, streamflow\n"
         "print(*sorted(n for n in sys.modules if n.split('.')[0] == 'cuda' or\n"
-        "    n.startswith(('streamflow.backends.cuda', 'streamflow.backends.sim'))))"
+        "    n.startswith(('streamflow.backends.cuda', 'streamflow.backends.sim',\n"
+        "    'streamflow.testing'))))"
     )
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
