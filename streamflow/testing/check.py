@@ -36,7 +36,7 @@ EDGE_SIZES = (1, 2, 31, 32, 33, 255, 256, 257, 1000, 65535, 65537)
 """Around a warp, a block, and what 16 bits hold."""
 
 _NUM_RANDOM = 5
-_RANDOM_MAX = 200_000
+_RANDOM_MIN, _RANDOM_MAX = 64, 200_000
 _REQUIRED = (None, "compiler", "gpu")
 
 Geometry: TypeAlias = int | tuple[int, ...]
@@ -111,7 +111,7 @@ def check_kernel(
         NaN. Default: 1e-5 and 1e-6 for single, 1e-12 and 1e-14 for double, 1e-3 and 1e-3 for
         half precision. Everything else has to be equal.
     sizes : sequence of int, optional
-        Default: ``EDGE_SIZES``, and five at random up to 200 000.
+        Default: ``EDGE_SIZES``, and five more at random, up to 200 000.
     seed : int
         Of the values, and of the sizes at random.
     backend : str
@@ -251,8 +251,12 @@ def _is_in_loop() -> bool:
 
 def _sizes(sizes: Sequence[int] | None, seed: int) -> tuple[int, ...]:
     if sizes is None:
-        exponents = np.random.default_rng(seed).uniform(0, np.log(_RANDOM_MAX), _NUM_RANDOM)
-        return (*EDGE_SIZES, *(int(size) for size in np.exp(exponents)))
+        rng = np.random.default_rng(seed)
+        found = dict.fromkeys(EDGE_SIZES)
+        while len(found) < len(EDGE_SIZES) + _NUM_RANDOM:
+            # As many of three digits as of five.
+            found[int(np.exp(rng.uniform(np.log(_RANDOM_MIN), np.log(_RANDOM_MAX))))] = None
+        return tuple(found)
     chosen = tuple(int(size) for size in sizes)
     if not chosen or min(chosen) < 1:
         raise ValueError(f"sizes are at least one, each at least 1; found {list(chosen)}")

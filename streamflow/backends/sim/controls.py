@@ -79,6 +79,8 @@ class Rule:
     ----------
     num_fired : int
         How often it has made a call fail.
+    is_op_named : bool
+        Its name may be an op's, too: each has to be told then, by a longer way.
     """
 
     def __init__(
@@ -91,10 +93,12 @@ class Rule:
         repeats: bool,
         error: BaseException | type[BaseException] | None,
         sticky: bool,
+        is_op_named: bool = False,
     ) -> None:
         self._controls = controls
         self._kind = kind
-        self.name = name
+        self._name = name
+        self.is_op_named = is_op_named and name is not None
         self._num_before = num_before
         self._repeats = repeats
         self._error = error
@@ -122,7 +126,7 @@ class Rule:
 
     def on_submit(self, kind: str, label: str, op_name: str | None) -> BaseException | None:
         """The fault a matching submission is to run into; raises a failure of the call."""
-        if self._kind not in (None, kind) or self.name not in (None, label, op_name):
+        if self._kind not in (None, kind) or self._name not in (None, label, op_name):
             return None
         if self._num_before:
             self._num_before -= 1
@@ -273,6 +277,7 @@ class Controls:
             repeats=False,
             error=error,
             sticky=sticky,
+            is_op_named=True,
         )
 
     def out_of_memory(self, *, after: int = 0) -> Rule:
@@ -340,8 +345,8 @@ class Controls:
             stall.cut_short()
 
     def on_rules(self) -> None:
-        """The rules have changed: whether any asks for a name."""
-        is_naming = any(rule.name is not None for rule in self.rules)
+        """The rules have changed: whether any asks for the names of ops."""
+        is_naming = any(rule.is_op_named for rule in self.rules)
         if is_naming is not self._is_naming:
             self._is_naming = is_naming
             self.on_naming(self._named if is_naming else None)
