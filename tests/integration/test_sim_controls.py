@@ -87,7 +87,7 @@ def test_a_stalled_engine_runs_into_a_deadline(run):
                 async with dev.scope(deadline=5.0):
                     await dev.get(x)
             assert "get" in str(caught.value.report)
-            assert dev.sim.clock.now_s >= 5.0
+            assert 5.0 <= dev.sim.clock.now_s < 5.1  # on every loop the program goes on then
             assert (await dev.get(x)).tolist() == [0] * 8
             assert 60.0 < dev.sim.clock.now_s < 60.1
 
