@@ -106,7 +106,7 @@ class Settings:
         Raises
         ------
         ValueError
-            A value that does not convert, naming the variable.
+            A value that does not convert or lies out of range, naming the variable.
         """
         if "sim" not in overrides:
             overrides = {**overrides, "sim": SimOptions.from_environment(environ)}
@@ -198,7 +198,7 @@ class SimOptions:
         Raises
         ------
         ValueError
-            A value that does not convert, naming the variable.
+            A value that does not convert or lies out of range, naming the variable.
         """
         return cls(**{**_read(cls, environ, "STREAMFLOW_SIM_"), **overrides})  # type: ignore[arg-type]
 
@@ -233,4 +233,8 @@ def _read(
             raise ValueError(
                 f"{variable}={environ[variable]!r} is not a valid {item.type}"
             ) from None
+        try:
+            cls(**{item.name: values[item.name]})  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ValueError(f"{variable}={environ[variable]!r}: {error}") from None
     return values

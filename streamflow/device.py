@@ -311,7 +311,10 @@ class Device(Submit):
         """
         self._here  # noqa: B018
         if self._controls is None:
-            raise AttributeError(f"dev.sim exists on the simulator only; this is {self._name!r}")
+            raise AttributeError(
+                f"dev.sim exists on the simulator only, and this device is {self._name!r}: "
+                "pass backend='sim', or set STREAMFLOW_BACKEND=sim"
+            )
         return self._controls
 
     def stats(self) -> DeviceStats:

@@ -22,9 +22,13 @@ def cases_on_page(page: Path) -> list[str]:
 
 
 def tests_by_case(root: Path) -> dict[str, list[str]]:
-    """For each id, the tests that carry it, as ``path::name`` relative to ``root``."""
+    """For each id, the tests that carry it, as ``path::name`` relative to ``root``.
+
+    Also those of the backend contract, which the modules of tests/contract run.
+    """
     found: dict[str, list[str]] = {}
-    for path in sorted((root / "tests").rglob("test_*.py")):
+    contract = (root / "streamflow/testing/contract").glob("*.py")
+    for path in sorted([*(root / "tests").rglob("test_*.py"), *contract]):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -31,6 +31,7 @@ from streamflow.runtime.failures import Failures, add_note
 from streamflow.runtime.futures import Futures
 from streamflow.runtime.host import HostTasks
 from streamflow.runtime.instrument import Instrument
+from streamflow.runtime.naming import Namer, name_ops
 from streamflow.runtime.op import SCOPE, Op, OpState, added
 from streamflow.runtime.parked import PickLine
 from streamflow.runtime.parking import Parking
@@ -74,6 +75,7 @@ class Core:
         self.needs_check = False  # closed, lost, or something dropped: the hot paths look closer
         self.is_serial = settings.serial
         self.abroad = Abroad(self)
+        self.namer: Namer | None = None
         self.choose_ways()
         self.serial_op: Op[Any] | None = None  # in serial mode: what is being worked on
         # Virtual time where there is one: ages and deadlines are counted in it.
@@ -121,6 +123,7 @@ class Core:
         controls = backend.controls()
         if controls is not None:
             controls.on_change = self.poller.wake_all
+            controls.on_naming = partial(name_ops, self)
         self.compute = [self.make_timeline(f"compute{n}") for n in range(settings.compute_lanes)]
         self.h2d, self.d2h, self.free_lane = map(self.make_timeline, ("h2d", "d2h", "free"))
         self.memory = Memory(self)
@@ -128,7 +131,9 @@ class Core:
 
     def choose_ways(self) -> None:
         """Whether the hot paths may take their short cuts: those tell nobody of what they do."""
-        self.is_fast = not (self.is_serial or self.instrument is not None or self.abroad)
+        self.is_fast = not (
+            self.is_serial or self.instrument is not None or self.abroad or self.namer is not None
+        )
 
     @property
     def num_undelivered(self) -> int:

@@ -400,7 +400,8 @@ class Parking:
                 num_calls += len(waits)
             if tracer is not None:
                 tracer.before(op, stream)
-            num_calls += run(stream) if core.backend.checker is None else _told(op, run, stream)
+            call = run if core.namer is None else core.namer(op.name, run)
+            num_calls += call(stream) if core.backend.checker is None else _told(op, call, stream)
         except Exception as error:
             self.refused(op, error, line, event, num_calls)
             return

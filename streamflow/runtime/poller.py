@@ -242,6 +242,8 @@ class Poller:
             self._seen_submitted = sum(each.num_submitted for each in self.peers())
         elif timer is not None and self._reach(timer, num_busy, (num_submitted, num_moves)):
             timer.fire()
+            for each in self.peers():  # a turn for whoever that woke or cancelled: trio needs it
+                each.poller._seen_submitted = -1
         elif num_busy:
             # Look again soon: a worker may block on the clock. The longer none does, the later.
             self._idle_s = min(2 * self._idle_s, _IDLE_MAX_S)

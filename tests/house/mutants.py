@@ -279,7 +279,9 @@ def main() -> int:
                 continue
             noticed, taken_s = try_out(edit, copy)
             num_alive += noticed is None
-            print(f"{edit.rule:4}{edit.what}: {noticed or 'SURVIVED'} ({taken_s:.0f} s)", flush=True)
+            print(
+                f"{edit.rule:4}{edit.what}: {noticed or 'SURVIVED'} ({taken_s:.0f} s)", flush=True
+            )
             test = (noticed or "nothing").rpartition("::")[2].partition("[")[0]
             rows.append(f"| {edit.rule} | {edit.what} | `{test}` |")
     if chosen.output is not None:

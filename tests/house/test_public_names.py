@@ -74,6 +74,20 @@ def test_every_public_name_is_in_the_reference(root: Path) -> None:
     assert shown == set(streamflow.__all__) - errors
 
 
+def test_every_name_of_testing_is_in_the_reference(root: Path) -> None:
+    """Under ``streamflow.testing``, ``streamflow``, or the module that it comes from."""
+    shown: set[str] = set()
+    for page in (root / "docs/reference").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        shown.update(re.findall(r"^\.\. auto\w+:: ([\w.]+)$", text, re.MULTILINE))
+    missing = []
+    for name in streamflow.testing.__all__:
+        home = getattr(getattr(streamflow.testing, name), "__module__", "streamflow.testing")
+        if not {f"{top}.{name}" for top in ("streamflow", "streamflow.testing", home)} & shown:
+            missing.append(name)
+    assert not missing
+
+
 def _is_error(name: str) -> bool:
     found = getattr(streamflow, name)
     return inspect.isclass(found) and found.__module__ == "streamflow.errors"
@@ -99,7 +113,8 @@ def test_importing_touches_no_driver_and_no_backend() -> None:
     program = (
         "import sys, streamflow\n"
         "print(*sorted(n for n in sys.modules if n.split('.')[0] == 'cuda' or\n"
-        "    n.startswith(('streamflow.backends.cuda', 'streamflow.backends.sim'))))"
+        "    n.startswith(('streamflow.backends.cuda', 'streamflow.backends.sim',\n"
+        "    'streamflow.testing'))))"
     )
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],

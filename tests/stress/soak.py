@@ -49,7 +49,7 @@ async def soak_simulated(num_ops: int, seed: int, clock: str) -> Counter[str]:
 def refuse_launches(dev: sf.Device) -> None:
     """Refuse every launch of ``refused``, as a driver refuses too many threads."""
     Rule(
-        dev.sim.rules,
+        dev.sim,
         kind="launch",
         name="refused",
         num_before=0,

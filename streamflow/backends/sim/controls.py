@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
+from math import isfinite
+from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streamflow.backends.sim.command import GateCommand
+from streamflow.backends.sim.memory_map import MemoryRow, read_memory_map
 from streamflow.backends.sim.report import Race
+from streamflow.backends.sim.stall import ENGINES, Stall, stall_engine, stall_stream
 from streamflow.backends.sim.stream import SimStream
 from streamflow.errors import DeviceError, LaunchFailed, OutOfDeviceMemory
 
@@ -16,7 +21,7 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.device import SimDevice
     from streamflow.backends.sim.machine import Fault, World
 
-__all__ = ["FAIL_KINDS", "Clock", "Controls", "Gate", "Rule"]
+__all__ = ["FAIL_KINDS", "Clock", "Controls", "Gate", "Rule", "Stall"]
 
 FAIL_KINDS = (
     "launch",
@@ -75,11 +80,13 @@ class Rule:
     ----------
     num_fired : int
         How often it has made a call fail.
+    is_op_named : bool
+        Its name may be an op's, too: each has to be told then, by a longer way.
     """
 
     def __init__(
         self,
-        rules: list[Rule],
+        controls: Controls,
         *,
         kind: str | None,
         name: str | None,
@@ -87,21 +94,25 @@ class Rule:
         repeats: bool,
         error: BaseException | type[BaseException] | None,
         sticky: bool,
+        is_op_named: bool = False,
     ) -> None:
-        self._rules = rules
+        self._controls = controls
         self._kind = kind
         self._name = name
+        self.is_op_named = is_op_named and name is not None
         self._num_before = num_before
         self._repeats = repeats
         self._error = error
         self._sticky = sticky
         self.num_fired = 0
-        rules.append(self)
+        controls.rules.append(self)
+        controls.on_rules()
 
     def clear(self) -> None:
         """Take it back; after it has fired for good, does nothing."""
-        if self in self._rules:
-            self._rules.remove(self)
+        if self in self._controls.rules:
+            self._controls.rules.remove(self)
+            self._controls.on_rules()
 
     def __enter__(self) -> Rule:
         return self
@@ -114,9 +125,9 @@ class Rule:
     ) -> None:
         self.clear()
 
-    def on_submit(self, kind: str, label: str) -> BaseException | None:
+    def on_submit(self, kind: str, label: str, op_name: str | None) -> BaseException | None:
         """The fault a matching submission is to run into; raises a failure of the call."""
-        if self._kind not in (None, kind) or self._name not in (None, label):
+        if self._kind not in (None, kind) or self._name not in (None, label, op_name):
             return None
         if self._num_before:
             self._num_before -= 1
@@ -175,21 +186,27 @@ class Clock:
             return self._world.skip(seconds)
 
 
+_Named = Callable[[str, Callable[[Any], int]], Callable[[Any], int]]
+
+
 class Controls:
-    """Gates, failures, counters and the clock of one simulated device.
+    """Gates, failures, stalls, counters, the clock and the memory of one simulated device.
 
     Attributes
     ----------
     counters : Counter
-        Calls of each backend verb, and of ``is_done``, ``record``, ``wait``,
-        ``event_sync``, ``stream_sync``; ``would_block`` counts refused submissions
-        that would have blocked on hardware (rule R7).
+        Calls of each backend verb, and of ``is_done``, ``record``, ``wait``, ``event_sync``,
+        ``stream_sync``, ``event_close``, ``stream_close``; ``would_block`` counts refused
+        submissions that would have blocked on hardware (rule R7).
     clock : Clock
     resolve : callable
         Turns what callers name (a lane's name, say) into a ``SimStream`` or something
         with a ``backend_stream``. The layer above sets it.
     on_change : callable
-        Called, from any thread, after a gate was released: wakes the poller.
+        Called, from any thread, after a gate was released or a stall ended: wakes the poller.
+    on_naming : callable
+        Called with what puts an op's name to its submission, or with None once no rule asks
+        for names. The layer above sets it.
     """
 
     def __init__(self, device: SimDevice) -> None:
@@ -198,7 +215,11 @@ class Controls:
         self.clock = Clock(device.world)
         self.resolve: Callable[[object], object] = lambda target: target
         self.on_change: Callable[[], None] = lambda: None
+        self.on_naming: Callable[[_Named | None], None] = lambda named: None
         self.rules: list[Rule] = []
+        self._stalls: list[Stall] = []
+        self._is_naming = False
+        self._op_name: tuple[int, str] | None = None  # of the submission underway: thread, name
 
     # -- the race checker ------------------------------------------------------------------
 
@@ -234,12 +255,7 @@ class Controls:
         Queued on the stream at this call: earlier work runs, and an event recorded
         earlier is unaffected.
         """
-        target = self.resolve(stream)
-        target = getattr(target, "backend_stream", target)
-        if not isinstance(target, SimStream):
-            raise TypeError(f"a gate needs a simulated stream, found {stream!r}")
-        target.device.counts["gate"] += 1
-        target.check()
+        target = self._stream(stream, "gate")
         command = GateCommand(target)
         with target.world.lock:
             target.world.submit(command)
@@ -261,7 +277,8 @@ class Controls:
         kind : str, optional
             One of ``FAIL_KINDS``; any if left out.
         name : str, optional
-            The kernel's name.
+            The kernel's name, or the op's: what ``dev.launch(..., name=)`` was given, ``get``,
+            ``fill``. The chunks of staged copies are part of an op and have no name.
         nth : int
             1 is the next one.
         error : exception, optional
@@ -275,13 +292,14 @@ class Controls:
         if nth < 1:
             raise ValueError(f"nth counts from 1, found {nth}")
         return Rule(
-            self.rules,
+            self,
             kind=kind,
             name=name,
             num_before=nth - 1,
             repeats=False,
             error=error,
             sticky=sticky,
+            is_op_named=True,
         )
 
     def out_of_memory(self, *, after: int = 0) -> Rule:
@@ -289,7 +307,7 @@ class Controls:
         if after < 0:
             raise ValueError(f"after cannot be negative, found {after}")
         return Rule(
-            self.rules,
+            self,
             kind="allocate",
             name=None,
             num_before=after,
@@ -298,9 +316,88 @@ class Controls:
             sticky=False,
         )
 
+    def stall(self, target: object, seconds: float) -> Stall:
+        """Have an engine, or a stream, do nothing for a while.
+
+        Parameters
+        ----------
+        target : str or Stream or Lane
+            ``"h2d"``, ``"d2h"`` or ``"compute"``: that engine starts nothing for ``seconds``
+            from now; what it runs already ends in its own time. A stream, a lane or another
+            lane's name (the lane ``h2d`` is ``dev.lanes["h2d"]``): what is submitted there from
+            now on starts ``seconds`` later.
+        seconds : float
+            Of the device's clock. For something that never ends, use :meth:`gate`.
+
+        Returns
+        -------
+        Stall
+            ``end()``, or leaving its ``with`` block, ends it early.
+        """
+        if not (isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"a stall takes finite seconds, found {seconds}; see gate()")
+        device = self._device
+        if isinstance(target, str) and target in ENGINES:
+            device.counts["stall"] += 1
+            if device.stop is not None:
+                raise device.stop()
+            with device.world.lock:
+                commands = stall_engine(device, target, seconds)
+        else:
+            stream = self._stream(target, "stall")
+            with stream.world.lock:
+                commands = stall_stream(stream, seconds)
+        stall = Stall(commands, self.on_change)
+        self._stalls = [other for other in self._stalls if not other.is_over]
+        self._stalls.append(stall)
+        return stall
+
+    def memory_map(self) -> tuple[MemoryRow, ...]:
+        """Every block of the device's memory, by address.
+
+        The capacities of a pool's rows sum up to what it reserved, their ``nbytes`` to what it
+        has in use; all capacities, to what the device has not free.
+        """
+        with self._device.world.lock:
+            return read_memory_map(self._device.gpu)
+
+    def end_stalls(self) -> None:
+        """The device is being closed: nobody is to wait for a stall of it any more."""
+        for stall in self._stalls:
+            stall.cut_short()
+
+    def on_rules(self) -> None:
+        """The rules have changed: whether any asks for the names of ops."""
+        is_naming = any(rule.is_op_named for rule in self.rules)
+        if is_naming is not self._is_naming:
+            self._is_naming = is_naming
+            self.on_naming(self._named if is_naming else None)
+
     def on_submit(self, kind: str, label: str) -> BaseException | None:
         """Apply the rules to a submission; the world's lock is held."""
         fault: BaseException | None = None
+        op_name = None
+        if self._op_name is not None and self._op_name[0] == get_ident():
+            op_name = self._op_name[1]
         for rule in tuple(self.rules):
-            fault = rule.on_submit(kind, label) or fault
+            fault = rule.on_submit(kind, label, op_name) or fault
         return fault
+
+    def _named(self, name: str, run: Callable[[Any], int]) -> Callable[[Any], int]:
+        return partial(self._run_named, name, run)
+
+    def _run_named(self, name: str, run: Callable[[Any], int], stream: Any) -> int:
+        self._op_name = (get_ident(), name)
+        try:
+            return run(stream)
+        finally:
+            self._op_name = None
+
+    def _stream(self, target: object, verb: str) -> SimStream:
+        found = self.resolve(target)
+        found = getattr(found, "backend_stream", found)
+        if not isinstance(found, SimStream):
+            raise TypeError(f"a {verb} needs a simulated stream, found {target!r}")
+        found.device.counts[verb] += 1
+        found.check()
+        return found

@@ -97,7 +97,11 @@ class SimDevice:
         with world.lock:
             gpu = world.gpus.get(index)
             if gpu is None:
-                gpu = world.gpus[index] = Gpu(world, index, settings.sim)
+                try:
+                    gpu = world.gpus[index] = Gpu(world, index, settings.sim)
+                except BaseException:  # rates of nothing, say: the world is not to wait for us
+                    leave_world(world, loop_key)
+                    raise
             self.gpu = gpu
             self.counts: Counter[str] = world.make_counter(gpu)
             gpu.devices.append(self)
@@ -135,6 +139,8 @@ class SimDevice:
             if self._is_closed:
                 return
             self._is_closed = True
+            self.counts["close"] += 1
+            self._controls.end_stalls()
             self.stop = _make_closed_error
             mine = [stream for stream in gpu.sorted_streams() if stream.device is self]
             world.abandon(mine)
@@ -189,6 +195,7 @@ class SimDevice:
         return SimEvent(self, timing)
 
     def elapsed_ms(self, start: SimEvent, end: SimEvent, /) -> float:
+        self.counts["elapsed_ms"] += 1
         self._check()
         return (end.time_s() - start.time_s()) * 1e3
 
@@ -315,6 +322,7 @@ class SimDevice:
     def launch_config(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_nbytes: int, /
     ) -> LaunchConfig:
+        self.counts["launch_config"] += 1
         return LaunchConfig(grid, block, shared_nbytes, self.properties)
 
     def launch(

@@ -101,6 +101,7 @@ class SimEvent:
 
     def close(self) -> None:
         """Destroy it; waits and work that depend on it stay as they are."""
+        self.device.counts["event_close"] += 1
         self.is_closed = True
         self.place = None
         self._mark = None

@@ -67,12 +67,12 @@ class Blocker:
 class Engine:
     """A part of a device that runs work: ``num_free`` slots and a heap of ready commands."""
 
-    __slots__ = ("gpu", "is_dirty", "name", "num_free", "ready")
+    __slots__ = ("gpu", "is_dirty", "name", "num_free", "num_slots", "ready")
 
     def __init__(self, gpu: Gpu, name: str, num_slots: int) -> None:
         self.gpu = gpu
         self.name = name
-        self.num_free = num_slots
+        self.num_slots = self.num_free = num_slots
         self.ready: list[_Ready] = []
         self.is_dirty = False
 
@@ -116,11 +116,17 @@ class Gpu:
         self.h2d = Engine(self, "h2d", 1)
         self.d2h = self.h2d if options.copy_engines == 1 else Engine(self, "d2h", 1)
         self.compute = Engine(self, "compute", options.compute_slots)
+        self.aside = Engine(self, "aside", 1 << 30)  # for stalls: room for any number
         self.fault: Fault | None = None
         self.devices: list[SimDevice] = []
         self.pools: list[SimPool] = []
+        self.next_pool = count().__next__
         # Weak: a stream with work left is held by what will make it go on.
         self.streams: WeakSet[SimStream] = WeakSet()
+
+    def engines(self) -> tuple[Engine, ...]:
+        """Whatever runs work."""
+        return self.h2d, self.d2h, self.compute, self.aside
 
     def sorted_streams(self) -> list[SimStream]:
         """Streams in the order they were made: a weak set's own order differs between runs."""
@@ -329,6 +335,14 @@ class World:
         while waiters and waiters[0][0] <= done:
             heappop(waiters)[2].resume()
 
+    def end_now(self, command: Command) -> None:
+        """Have work that runs in virtual time end at this moment; nothing if it doesn't run."""
+        for at, (_, tie, ordinal, running) in enumerate(self._in_flight):
+            if running is command:
+                self._in_flight[at] = (self._now_s, tie, ordinal, running)
+                heapify(self._in_flight)
+                return
+
     # -- faults and closing ------------------------------------------------------------
 
     def _lose(self, command: Command, cause: BaseException) -> None:
@@ -351,7 +365,7 @@ class World:
             for *_, command in running:
                 assert command.engine is not None
                 command.engine.num_free += 1
-        for engine in {e for s in streams for e in (s.gpu.h2d, s.gpu.d2h, s.gpu.compute)}:
+        for engine in {e for s in streams for e in s.gpu.engines()}:
             engine.ready = [e for e in engine.ready if e[4].stream not in dropped]
             heapify(engine.ready)
             if engine.ready:

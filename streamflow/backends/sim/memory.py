@@ -126,6 +126,10 @@ class AddressSpace:
         """The block that starts at ``address``."""
         return self._blocks.get(address)
 
+    def blocks(self) -> list[Block]:
+        """Every block, by address."""
+        return [self._blocks[address] for address in self._addresses]
+
     def release(self, block: Block) -> None:
         """Give a block back to the device; touching its addresses faults from now on."""
         del self._blocks[block.address]

@@ -36,6 +36,8 @@ class SimPool:
 
     Attributes
     ----------
+    number : int
+        Counts the pools of the device, from 0.
     reuse_follow_event_dependencies, reuse_allow_opportunistic,
     reuse_allow_internal_dependencies : bool
         Steps 2, 3 and 5 above.
@@ -45,6 +47,7 @@ class SimPool:
         if release_threshold_nbytes < 0 or max_nbytes < 0:
             raise ValueError("a pool's threshold and size cannot be negative")
         self.gpu = gpu
+        self.number = gpu.next_pool()
         self.release_threshold_nbytes = release_threshold_nbytes
         self.max_nbytes = max_nbytes
         options = gpu.options

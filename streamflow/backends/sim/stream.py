@@ -169,6 +169,7 @@ class SimStream:
 
     def close(self) -> None:
         """Refuse new work; what was submitted still runs."""
+        self.device.counts["stream_close"] += 1
         self.is_closed = True
 
     def check(self) -> None:

@@ -14,20 +14,49 @@ from __future__ import annotations
 
 import pytest
 
-_MODULES = ("devices", "harness", "kernels", "memory", "pools", "streams")
+_MODULES = (
+    "devices",
+    "fidelity",
+    "harness",
+    "kernels",
+    "memory",
+    "pools",
+    "programs",
+    "streams",
+)
 
 # Before the modules are imported: their asserts then explain themselves as a test's do.
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _MODULES))
 
 from streamflow.testing.contract.devices import DeviceContract, PeerContract  # noqa: E402
+from streamflow.testing.contract.fidelity import FidelityContract  # noqa: E402
 from streamflow.testing.contract.harness import Harness, Rig, drain  # noqa: E402
 from streamflow.testing.contract.kernels import KernelContract  # noqa: E402
 from streamflow.testing.contract.memory import MemoryContract  # noqa: E402
 from streamflow.testing.contract.pools import PoolContract  # noqa: E402
+from streamflow.testing.contract.programs import ProgramContract  # noqa: E402
 from streamflow.testing.contract.streams import StreamContract  # noqa: E402
 
-__all__ = ["BackendContract", "Harness", "PeerContract", "Rig", "drain"]
+__all__ = ["BackendContract", "Harness", "PeerContract", "Rig", "drain", "fidelity_rows"]
 
 
-class BackendContract(StreamContract, MemoryContract, PoolContract, KernelContract, DeviceContract):
+class BackendContract(
+    StreamContract,
+    MemoryContract,
+    PoolContract,
+    KernelContract,
+    DeviceContract,
+    FidelityContract,
+    ProgramContract,
+):
     """Every verb of one device. Subclass it and define :meth:`Harness.open`."""
+
+
+def fidelity_rows() -> dict[str, str]:
+    """The tests that are rows of docs/reference/fidelity.md, ``Class.method``: what each shows."""
+    rows = {}
+    for kind in (*BackendContract.__mro__, PeerContract):
+        for name, test in vars(kind).items():
+            if getattr(test, "is_fidelity_row", False):
+                rows[f"{kind.__name__}.{name}"] = str(test.__doc__).partition("\n")[0]
+    return rows

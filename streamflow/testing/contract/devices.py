@@ -9,7 +9,7 @@ import pytest
 
 from streamflow.backends.base import Backend
 from streamflow.errors import LaunchFailed, StreamflowError
-from streamflow.testing.contract.harness import Harness, Rig, drain, settle
+from streamflow.testing.contract.harness import Harness, Rig, drain, fidelity, settle
 
 __all__ = ["DeviceContract", "PeerContract"]
 
@@ -106,7 +106,9 @@ class DeviceContract(Harness):
         backend.close()
         backend.close()
 
+    @fidelity
     def test_c17_closing_does_not_wait_for_stalled_work(self, rig: Rig) -> None:
+        """Closing a device does not wait for its work."""
         backend = self.open()
         stream = backend.create_stream()
         with self.stall(rig, rig.stream):
@@ -132,11 +134,13 @@ class PeerContract(Harness):
         second.close()
         first.close()
 
+    @fidelity
     @pytest.mark.parametrize("nbytes", [1, 4097, (3 << 20) + 1])
     @pytest.mark.parametrize("way", ["there", "back"])
     def test_peer_copies_move_the_bytes_asked_for(
         self, rigs: tuple[Rig, Rig], nbytes: int, way: str
     ) -> None:
+        """Copies between two devices move the bytes asked for."""
         source, target = rigs if way == "there" else (rigs[1], rigs[0])
         data = np.random.default_rng(1).integers(0, 256, nbytes + 16, np.uint8)
         src = source.put(data)
@@ -158,7 +162,9 @@ class PeerContract(Harness):
         ids = [rig.backend.stream_id(rig.stream) for rig in rigs]
         assert len(set(ids)) == 2
 
+    @fidelity
     def test_events_order_streams_of_two_devices(self, rigs: tuple[Rig, Rig]) -> None:
+        """A stream waits for events of another device's streams."""
         first, second = rigs
         with self.stall(first, first.stream):
             second.stream.wait(first.mark(first.stream))

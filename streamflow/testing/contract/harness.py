@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,9 @@ import pytest
 
 from streamflow.backends.base import Access, Backend, KernelSpec, Parameter
 
-__all__ = ["Harness", "Rig", "drain", "pinned_view"]
+__all__ = ["Harness", "Rig", "drain", "fidelity", "pinned_view", "settle"]
+
+_Test = TypeVar("_Test", bound=Callable[..., None])
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -32,6 +35,12 @@ extern "C" __global__ void streamflow_contract_spin(volatile int* flag) {
 }
 """,
 )
+
+
+def fidelity(test: _Test) -> _Test:
+    """Make a test a row of the fidelity table; the first line of its docstring is what it shows."""
+    test.is_fidelity_row = True  # type: ignore[attr-defined]
+    return test
 
 
 def drain(backend: Backend, event: Any) -> None:
@@ -132,6 +141,13 @@ class Harness:
         """Open device ``index``. Devices opened by one test may depend on each other."""
         raise NotImplementedError("a contract's subclass says how its backend is opened")
 
+    def apart(self, check: Callable[[Backend], None]) -> None:
+        """Give ``check``, a module's function, a device that it may lose.
+
+        Overridden where a lost device takes its process along.
+        """
+        check(self.open())
+
     @pytest.fixture
     def rig(self) -> Iterator[Rig]:
         rig = Rig(self.open())
@@ -154,6 +170,36 @@ class Harness:
             finally:
                 gate.release()
             return
+        with self._spin(rig, stream):
+            yield
+
+    @contextmanager
+    def running(self, rig: Rig, stream: Any) -> Iterator[None]:
+        """Have a kernel run on ``stream`` until the block ends: it occupies the device.
+
+        As for :meth:`stall`, call nothing inside that waits for the whole device.
+        """
+        backend, ended = rig.backend, threading.Event()
+        if backend.controls() is None:
+            with self._spin(rig, stream):
+                yield
+            return
+        is_virtual = backend.is_virtual  # there it takes a second; nobody waits for it
+        spec = KernelSpec(
+            name="running",
+            parameters=(),
+            body=lambda: None if is_virtual else ended.wait(20),
+            cost_s=lambda: 1.0 if is_virtual else 0.0,
+        )
+        config = backend.launch_config((1, 1, 1), (1, 1, 1), 0)
+        backend.launch(stream, config, backend.load_kernel_blocking(spec))
+        try:
+            yield
+        finally:
+            ended.set()
+
+    @contextmanager
+    def _spin(self, rig: Rig, stream: Any) -> Iterator[None]:
         backend = rig.backend
         kernel = backend.load_kernel_blocking(_SPIN)
         address, view = rig.pinned(4)

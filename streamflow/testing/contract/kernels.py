@@ -9,7 +9,7 @@ import pytest
 
 from streamflow.backends.base import Access, KernelSpec, Parameter
 from streamflow.errors import DeviceLost, LaunchFailed
-from streamflow.testing.contract.harness import Harness, Rig, drain, settle
+from streamflow.testing.contract.harness import Harness, Rig, drain, fidelity, settle
 
 __all__ = ["KernelContract"]
 
@@ -185,7 +185,9 @@ class KernelContract(Harness):
         y[10:30] = 5
         np.testing.assert_array_equal(rig.get(at_y, y.nbytes).view(np.float32), y)
 
+    @fidelity
     def test_launches_on_one_stream_run_in_order(self, rig: Rig) -> None:
+        """Launches on one stream run one after the other."""
         y = np.ones(1000, np.float32)
         at_y = rig.put(y.view(np.uint8))
         for _ in range(10):
@@ -222,11 +224,13 @@ class KernelContract(Harness):
         )
         assert rig.get(address, 4).view(np.int32)[0] == 11
 
+    @fidelity
     @pytest.mark.parametrize(
         "wrong",
         ["block too large", "block too deep", "no blocks", "grid too high", "too much shared"],
     )
     def test_c22_a_bad_shape_is_refused_and_not_sticky(self, rig: Rig, wrong: str) -> None:
+        """A launch of an impossible shape is refused, and the device stays usable."""
         backend = rig.backend
         limits = backend.properties
         grid, block, shared_nbytes = {

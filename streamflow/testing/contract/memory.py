@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from streamflow.testing.contract.harness import Harness, Rig, drain, pinned_view, settle
+from streamflow.testing.contract.harness import Harness, Rig, drain, fidelity, pinned_view, settle
 
 __all__ = ["MemoryContract"]
 
@@ -21,12 +21,16 @@ def _noise(nbytes: int, seed: int = 0) -> np.ndarray[tuple[int], np.dtype[np.uin
 class MemoryContract(Harness):
     """Data movement on one device."""
 
+    @fidelity
     @pytest.mark.parametrize("nbytes", [1, 3, 255, 4097, (3 << 20) + 1])
     @pytest.mark.parametrize("offsets", [(0, 0), (1, 0), (0, 3), (5, 7)])
     def test_copies_move_the_bytes_asked_for(
         self, rig: Rig, nbytes: int, offsets: tuple[int, int]
     ) -> None:
-        """Host to device to device to host, at odd addresses; what lies around stays."""
+        """Copies move the bytes asked for, at any alignment, and nothing around them.
+
+        Host to device to device to host, at odd addresses; what lies around stays.
+        """
         backend = rig.backend
         at, to = offsets
         data = _noise(nbytes + 2 * _GUARD)
@@ -50,6 +54,7 @@ class MemoryContract(Harness):
         np.testing.assert_array_equal(rig.get(first, data.nbytes), on_first)
         np.testing.assert_array_equal(rig.get(second, data.nbytes), on_second)
 
+    @fidelity
     @pytest.mark.parametrize("count", [1, 3, 1000, 100_003])
     @pytest.mark.parametrize(
         "pattern",
@@ -69,6 +74,7 @@ class MemoryContract(Harness):
         ids=lambda pattern: f"{len(pattern)}-{pattern.hex()[:8]}",
     )
     def test_fill_repeats_its_pattern(self, rig: Rig, pattern: bytes, count: int) -> None:
+        """A fill writes its pattern as often as asked for, and nothing around it."""
         nbytes = len(pattern) * count
         before = _noise(nbytes + 2 * _GUARD)
         address = rig.put(before)
@@ -86,14 +92,18 @@ class MemoryContract(Harness):
         expected[width : 3 * width] = np.frombuffer(pattern * 2, np.uint8)
         np.testing.assert_array_equal(rig.get(address, 256), expected)
 
+    @fidelity
     def test_one_stream_keeps_program_order(self, rig: Rig) -> None:
+        """A stream runs its work in the order of its submission."""
         address = rig.empty(4096)
         with self.stall(rig, rig.stream):
             for value in range(20):
                 rig.backend.fill(address, bytes([value]), 4096, rig.stream)
         assert (rig.get(address, 4096) == 19).all()
 
+    @fidelity
     def test_an_event_orders_two_streams(self, rig: Rig) -> None:
+        """Work behind a wait sees what the stream waited for has written."""
         backend = rig.backend
         other = backend.create_stream()
         address = rig.put(np.zeros(1 << 20, np.uint8))
@@ -109,7 +119,9 @@ class MemoryContract(Harness):
         assert (view == 0x2A).all()
         other.close()
 
+    @fidelity
     def test_copies_read_their_source_when_they_run(self, rig: Rig) -> None:
+        """A copy returns at once and reads its source when it runs."""
         nbytes = 1 << 20
         host, view = rig.pinned(nbytes)
         address = rig.empty(nbytes)
@@ -120,7 +132,9 @@ class MemoryContract(Harness):
             view[:] = 2
         assert (rig.get(address, nbytes) == 2).all()
 
+    @fidelity
     def test_copies_write_their_destination_when_they_run(self, rig: Rig) -> None:
+        """A copy writes its destination when it runs, not before."""
         nbytes = 1 << 20
         host, view = rig.pinned(nbytes)
         address = rig.put(np.full(nbytes, 3, np.uint8))
@@ -152,7 +166,9 @@ class MemoryContract(Harness):
         thread.join(60)
         assert not thread.is_alive()
 
+    @fidelity
     def test_pinned_memory_outlives_its_backend(self) -> None:
+        """Pinned memory outlives the device it was asked of."""
         backend = self.open()
         address = backend.allocate_pinned_blocking(1 << 20)
         backend.close()

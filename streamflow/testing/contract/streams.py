@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamflow.errors import StreamflowError
-from streamflow.testing.contract.harness import Harness, Rig, drain, settle
+from streamflow.testing.contract.harness import Harness, Rig, drain, fidelity, settle
 
 __all__ = ["StreamContract"]
 
@@ -41,7 +41,9 @@ class StreamContract(Harness):
             rig.finish(fresh)  # would hang if the wait of the closed stream held it
         fresh.close()
 
+    @fidelity
     def test_priorities_over_the_whole_range(self, rig: Rig) -> None:
+        """Streams have priorities within the range that the device names."""
         least, greatest = rig.backend.properties.priority_range
         assert least >= greatest
         for priority in (least, greatest):
@@ -49,7 +51,9 @@ class StreamContract(Harness):
             rig.finish(stream)
             stream.close()
 
+    @fidelity
     def test_a_stalled_stream_holds_up_no_other(self, rig: Rig) -> None:
+        """Streams that nothing orders run independently of each other."""
         other = rig.backend.create_stream()
         with self.stall(rig, rig.stream):
             pending = rig.mark(rig.stream)
@@ -58,7 +62,9 @@ class StreamContract(Harness):
         drain(rig.backend, pending)
         other.close()
 
+    @fidelity
     def test_c18_an_event_is_pending_until_its_place_is_reached(self, rig: Rig) -> None:
+        """An event is pending until the device has passed its place."""
         with self.stall(rig, rig.stream):
             event = rig.mark(rig.stream)
             settle(rig.backend)
@@ -66,7 +72,9 @@ class StreamContract(Harness):
         drain(rig.backend, event)
         assert event.is_done
 
+    @fidelity
     def test_c18_an_event_recorded_again_is_pending_again(self, rig: Rig) -> None:
+        """An event is bound to its latest record."""
         event = rig.mark(rig.stream)
         drain(rig.backend, event)
         with self.stall(rig, rig.stream):
@@ -74,7 +82,9 @@ class StreamContract(Harness):
             assert not event.is_done
         drain(rig.backend, event)
 
+    @fidelity
     def test_c18_a_wait_binds_to_the_record_at_the_call(self, rig: Rig) -> None:
+        """A wait binds to the record that the event has at the call."""
         other = rig.backend.create_stream()
         event = rig.mark(rig.stream)
         drain(rig.backend, event)
@@ -86,7 +96,9 @@ class StreamContract(Harness):
         drain(rig.backend, event)
         other.close()
 
+    @fidelity
     def test_c18_a_wait_holds_what_comes_after_it(self, rig: Rig) -> None:
+        """A wait holds what comes after it on its stream, and nothing before."""
         other = rig.backend.create_stream()
         with self.stall(rig, rig.stream):
             before = rig.mark(other)
@@ -98,12 +110,15 @@ class StreamContract(Harness):
         drain(rig.backend, after)
         other.close()
 
+    @fidelity
     def test_c18_a_wait_for_an_event_never_recorded_holds_nothing(self, rig: Rig) -> None:
+        """A wait for an event that was never recorded holds nothing."""
         rig.stream.wait(rig.backend.create_event())
         rig.finish()
 
+    @fidelity
     def test_an_event_waits_for_its_place_only(self, rig: Rig) -> None:
-        """Exactness (rule R4): what is queued behind a record does not count."""
+        """Waiting for an event waits for its place, not for what is behind it (R4)."""
         early = rig.mark(rig.stream)
         with self.stall(rig, rig.stream):
             late = rig.mark(rig.stream)
@@ -111,7 +126,9 @@ class StreamContract(Harness):
             assert not late.is_done
         drain(rig.backend, late)
 
+    @fidelity
     def test_closing_an_event_keeps_the_waits_made_on_it(self, rig: Rig) -> None:
+        """Closing an event keeps the waits that were made on it."""
         other = rig.backend.create_stream()
         with self.stall(rig, rig.stream):
             event = rig.mark(rig.stream)
@@ -123,7 +140,9 @@ class StreamContract(Harness):
         drain(rig.backend, after)
         other.close()
 
+    @fidelity
     def test_closing_a_stream_lets_its_work_run(self, rig: Rig) -> None:
+        """Closing a stream lets its work run."""
         stream = rig.backend.create_stream()
         address = rig.put(np.zeros(4096, np.uint8))
         with self.stall(rig, stream):
@@ -140,7 +159,9 @@ class StreamContract(Harness):
         rig.stream.sync()
         assert event.is_done
 
+    @fidelity
     def test_synchronize_waits_for_every_stream(self, rig: Rig) -> None:
+        """Synchronising the device waits for every stream."""
         other = rig.backend.create_stream()
         address = rig.empty(1 << 20)
         other.wait(rig.mark(rig.stream))
@@ -150,7 +171,9 @@ class StreamContract(Harness):
         assert all(event.is_done for event in events)
         other.close()
 
+    @fidelity
     def test_elapsed_time_between_timing_events(self, rig: Rig) -> None:
+        """Timing events give the time that passed on the device between them."""
         backend = rig.backend
         address = rig.empty(4 << 20)
         start, end = (backend.create_event(timing=True) for _ in range(2))

@@ -3,6 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from streamflow.backends.base import Backend, KernelSpec
+from streamflow.backends.sim.controls import FAIL_KINDS
 from streamflow.errors import DeviceError, DeviceLost, LaunchFailed, OutOfDeviceMemory
 
 
@@ -113,32 +115,57 @@ def test_the_error_can_be_chosen(lab, sim):
     assert isinstance(caught.value.__cause__, Odd)
 
 
-@pytest.mark.parametrize("kind", ["copy_h2d", "copy_d2h", "copy_d2d", "fill", "allocate", "free"])
-@pytest.mark.parametrize("sticky", [True, False])
-def test_every_kind_can_fail(lab, sim, kind, sticky):
-    stream = lab.stream()
+@pytest.fixture
+def submits(lab, open_lab):
+    """For each kind that can be made to fail, a submission of that kind."""
+    device, stream = lab.device, lab.stream()
     host, _ = lab.host(64)
     address = lab.allocate(stream, 64)
-    submit = {
-        "copy_h2d": lambda: lab.device.copy_h2d(address, host, 64, stream),
-        "copy_d2h": lambda: lab.device.copy_d2h(host, address, 64, stream),
-        "copy_d2d": lambda: lab.device.copy_d2d(address, address + 32, 32, stream),
-        "fill": lambda: lab.device.fill(address, b"x", 64, stream),
+    peer = open_lab(1)
+    there = peer.allocate(peer.stream(), 64)
+    return {
+        "launch": lambda: lab.mark(stream, "launch"),
+        "call": lambda: device.call(stream, "call", lambda: None, ()),
+        "copy_h2d": lambda: device.copy_h2d(address, host, 64, stream),
+        "copy_d2h": lambda: device.copy_d2h(host, address, 64, stream),
+        "copy_d2d": lambda: device.copy_d2d(address, address + 32, 32, stream),
+        "copy_peer": lambda: device.copy_peer(there, 1, address, 0, 64, stream),
+        "fill": lambda: device.fill(address, b"x", 64, stream),
         "allocate": lambda: lab.allocate(stream, 64),
-        "free": lambda: lab.device.deallocate(address, stream),
-    }[kind]
-    sim.fail(kind, sticky=sticky)
+        "free": lambda: device.deallocate(address, stream),
+    }
+
+
+def test_the_submissions_here_are_of_every_kind(submits):
+    assert tuple(submits) == FAIL_KINDS
+
+
+@pytest.mark.parametrize("kind", FAIL_KINDS)
+@pytest.mark.parametrize("sticky", [True, False])
+def test_every_kind_can_fail(lab, sim, submits, kind, sticky):
+    submit = submits[kind]
+    rule = sim.fail(kind, nth=2, sticky=sticky)
+    if kind != "free":  # which there is only one of
+        submit()
+    else:
+        lab.device.deallocate(lab.allocate(lab.stream(), 64), lab.stream())
+    for other in submits:
+        if other not in (kind, "free"):
+            submits[other]()
+    assert rule.num_fired == 0
     if sticky:
         submit()
         lab.run()
         with pytest.raises(DeviceLost, match=kind.replace("_", " ")):
             lab.device.synchronize_blocking()
     else:
-        with pytest.raises(OutOfDeviceMemory if kind == "allocate" else DeviceError):
+        expected = {"allocate": OutOfDeviceMemory, "launch": LaunchFailed, "call": LaunchFailed}
+        with pytest.raises(expected.get(kind, DeviceError)):
             submit()
         submit()
         lab.run()
         lab.device.synchronize_blocking()
+    assert rule.num_fired == 1
 
 
 def test_bad_rules_are_refused(sim):
@@ -196,6 +223,65 @@ def test_counters_count_verbs_and_queries(lab, sim):
         "deallocate": 1,
     }
     assert sim.counters["never called"] == 0
+
+
+NOT_COUNTED = {
+    "array_argument",  # a tuple of the arguments, made for every launch: nothing is asked of anyone
+    "translate",
+    "controls",
+    "stream_id",
+    "clock_s",
+    "advance",  # time passing is no call of the program's
+    "skip_to",
+    "are_blocked",
+}
+
+
+def test_every_verb_of_the_protocol_counts_under_its_name(lab, sim, submits):
+    device, stream = lab.device, lab.stream()
+    sim.counters.clear()
+    for kind, submit in submits.items():
+        if kind != "free":
+            submit()
+    submits["free"]()
+    start, end = device.create_event(timing=True), device.create_event(timing=True)
+    stream.record(start)
+    stream.record(end)
+    lab.run()
+    device.elapsed_ms(start, end)
+    device.set_current()
+    device.memory_info()
+    device.synchronize_blocking()
+    device.create_stream()
+    pool = device.create_pool(release_threshold_nbytes=0)
+    device.pool_info(pool)
+    device.trim_pool(pool, 0)
+    device.destroy_pool(pool)
+    device.free_pinned_blocking(device.allocate_pinned_blocking(64))
+    spec = KernelSpec("k", (), body=lambda: None)
+    device.load_kernel(spec)
+    device.load_kernel_blocking(spec)
+    device.launch_config((1, 1, 1), (1, 1, 1), 0)
+    stream.wait(start)
+    stream.sync()
+    end.sync()
+    assert end.is_done
+    end.close()
+    stream.close()
+    device.close()
+    verbs = {
+        name
+        for name, value in vars(Backend).items()
+        if callable(value) and not name.startswith("_")
+    }
+    of_handles = {"record", "wait", "stream_sync", "stream_close"} | {
+        "is_done",
+        "event_sync",
+        "event_close",
+    }
+    assert verbs > NOT_COUNTED
+    assert set(sim.counters) == verbs - NOT_COUNTED | of_handles
+    assert [name for name, num in sim.counters.items() if num < 1] == []
 
 
 def test_the_clock_moves_up_to_the_next_completion(lab, sim):
