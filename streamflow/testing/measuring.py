@@ -85,6 +85,8 @@ class Sizes:
         Copies and fills within the device, and between two.
     arrays_nbytes : tuple of int
         Each of the two arrays of a streaming kernel.
+    staged_nbytes : int
+        A pageable array that is put and got.
     num_calls : int
         Calls in a row where one is too short to be timed; below a stream's limit of 1022.
     num_reps : int
@@ -95,6 +97,7 @@ class Sizes:
     duplex_nbytes: tuple[int, ...] = (1 << 22, 1 << 24, 1 << 26)
     device_nbytes: tuple[int, ...] = (1 << 26, 1 << 28, 1 << 30)
     arrays_nbytes: tuple[int, ...] = (1 << 24, 1 << 26, 1 << 27, 1 << 28)
+    staged_nbytes: int = 1 << 28
     num_calls: int = 200
     num_reps: int = 7
 
