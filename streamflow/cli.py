@@ -183,7 +183,7 @@ def doctor(
         typer.Option(
             "--calibrate",
             help="Measure the GPU, and write a profile for SimOptions(profile=). Takes about "
-            "half a minute and 2 GiB of the GPU's memory; keep it idle otherwise.",
+            "half a minute and 4 GiB of the GPU's memory; keep it idle otherwise.",
         ),
     ] = False,
     output: Annotated[

@@ -53,7 +53,7 @@ def calibrate(
     index : int
         Which device of it.
     sizes : Sizes, optional
-        How much is measured. By default about half a minute on a GPU, and 2 GiB of its memory.
+        How much is measured. By default about half a minute on a GPU, and 4 GiB of its memory.
     settings : Settings, optional
         What the backend is opened with; by default the environment's.
     say : callable
