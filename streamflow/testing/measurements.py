@@ -48,6 +48,7 @@ def measure(backend: Backend, sizes: Sizes, say: Say = lambda line: None) -> Mea
     bench = Bench(backend, sizes)
     found: Measurements = {}
     try:
+        bench.warm_up()
         for measured in (_copies, _device_work, _kernels, measure_host):
             for name, times in measured(bench):
                 found.setdefault(name, []).append(times.as_dict())

@@ -204,6 +204,26 @@ def test_workers_are_not_charged_and_keep_the_order_of_their_stream(predicting):
     assert lab.log == ["first", "second"]
 
 
+def test_what_a_worker_submits_starts_when_the_host_last_saw_a_completion(predicting):
+    lab = predicting()
+    stream, other = lab.stream(), lab.stream()
+    lab.launch(other, lambda: None)
+    seen_s = finish(lab, other)
+    end = lab.device.create_event(timing=True)
+
+    def work():
+        spin(lab, stream, 1.0)
+        stream.record(end)
+
+    for _ in range(20):  # the loop goes on beside it, however fast the worker is
+        lab.launch(other, lambda: None)
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+    lab.run()
+    assert end.time_s() == pytest.approx(seen_s + 1.0, abs=1e-9)
+
+
 def test_closing_drops_what_is_on_its_way(predicting):
     lab = predicting()
     stream = lab.stream()
