@@ -7,7 +7,9 @@ command line or the environment.
 from __future__ import annotations
 
 import asyncio
+import json
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -168,6 +170,91 @@ def _print_outcome(outcome: Outcome, output: Path, clock: str, difference: int) 
         *(("written", str(output / name)) for name in ("picture.png", "graph.dot", "graph.mmd")),
     ):
         table.add_row(name, value)
+    Console(markup=False, highlight=False, emoji=False).print(table)
+
+
+@app.command(epilog="Example: streamflow doctor --calibrate --output my-gpu.json")
+def doctor(
+    backend: Annotated[
+        Backend, typer.Option(help="auto: CUDA where there is a GPU, else the simulator.")
+    ] = Backend.auto,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Measure the GPU, and write a profile for SimOptions(profile=). Takes about "
+            "half a minute and 4 GiB of the GPU's memory; keep it idle otherwise.",
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="The profile's file; its name ends in .json.  [default: streamflow-profile.json]",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Say which device would be used and why, and see that data survive the trip.
+
+    With --calibrate, measure what the GPU's copies, kernels and calls take.
+    """
+    try:
+        settings = sf.Settings.from_environment()
+    except ValueError as error:
+        _fail(str(error), code=2)
+    if calibrate:
+        _calibrate(backend.value, output or Path("streamflow-profile.json"), settings, as_json)
+        return
+    if output is not None:
+        raise typer.BadParameter("only --calibrate writes a file", param_hint="--output")
+    from streamflow.testing.doctor import examine
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", sf.SimulatorWarning)  # the report says so
+            found = asyncio.run(examine(backend.value, settings))
+    except sf.StreamflowError as error:
+        _fail(str(error))
+    _print_facts(found, as_json)
+    if not found["is_right"]:
+        _fail("what came back from the device is not what NumPy makes of it")
+
+
+def _calibrate(backend: str, output: Path, settings: sf.Settings, as_json: bool) -> None:
+    if output.suffix != ".json":
+        raise typer.BadParameter(
+            f"a profile's name ends in .json, found {str(output)!r}", param_hint="--output"
+        )
+    from streamflow.testing.calibrate import calibrate, choose_gpu, save
+
+    try:
+        profile = calibrate(
+            choose_gpu(backend), settings=settings, say=lambda line: typer.echo(line, err=True)
+        )
+    except sf.BackendUnavailable as error:
+        _fail(str(error), code=2)
+    except sf.StreamflowError as error:
+        _fail(str(error))
+    try:
+        save(profile, output)
+    except OSError as error:
+        raise typer.BadParameter(str(error), param_hint="--output") from None
+    figures = {name: figure["value"] for name, figure in profile["figures"].items()}
+    _print_facts({"written": str(output), **figures, **profile["runtime"]}, as_json)
+
+
+def _print_facts(facts: Mapping[str, object], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        if value is not None:
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            table.add_row(name, text)
     Console(markup=False, highlight=False, emoji=False).print(table)
 
 

@@ -85,6 +85,8 @@ class Sizes:
         Copies and fills within the device, and between two.
     arrays_nbytes : tuple of int
         Each of the two arrays of a streaming kernel.
+    staged_nbytes : int
+        A pageable array that is put and got.
     num_calls : int
         Calls in a row where one is too short to be timed; below a stream's limit of 1022.
     num_reps : int
@@ -95,6 +97,7 @@ class Sizes:
     duplex_nbytes: tuple[int, ...] = (1 << 22, 1 << 24, 1 << 26)
     device_nbytes: tuple[int, ...] = (1 << 26, 1 << 28, 1 << 30)
     arrays_nbytes: tuple[int, ...] = (1 << 24, 1 << 26, 1 << 27, 1 << 28)
+    staged_nbytes: int = 1 << 28
     num_calls: int = 200
     num_reps: int = 7
 
@@ -154,6 +157,12 @@ class Bench:
         self.backend.destroy_pool(self.pool)
         for stream in self.streams:
             stream.close()
+
+    def warm_up(self) -> None:
+        """Keep the device busy for a while: an idle one runs at lower clocks."""
+        for _ in range(30):
+            self.spin(self.streams[0], 10e-3)
+            self.streams[0].sync()
 
     # -- what measurements stand on ----------------------------------------------------
 

@@ -8,7 +8,6 @@ figures are written there.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 from collections.abc import Callable
@@ -23,7 +22,8 @@ from streamflow.backends import open_backend
 from streamflow.backends.base import Backend
 from streamflow.backends.sim.cost import CostModel
 from streamflow.config import Settings, SimOptions
-from streamflow.testing.calibrate import calibrate, fit, measure_host, measure_runtime, save
+from streamflow.testing.calibrate import calibrate, fit, save
+from streamflow.testing.measurements import measure_host
 from streamflow.testing.measuring import NOOP, Bench, Sizes
 from tests.benchmarks.report import Options, Report, Sample
 
@@ -32,6 +32,7 @@ _TINY = Sizes(
     duplex_nbytes=(1 << 20, 1 << 22),
     device_nbytes=(1 << 20, 1 << 22),
     arrays_nbytes=(1 << 20, 1 << 22),
+    staged_nbytes=1 << 20,
     num_calls=50,
     num_reps=3,
 )
@@ -62,7 +63,6 @@ def _run(options: Options, report: Report, folder: Path) -> None:
     finally:
         backend.close()
     profile["measurements_after"] = again
-    profile["runtime"] = asyncio.run(_runtime(options))
     for name, value in profile["runtime"].items():
         print(f"    runtime {name:<30} {value:.6g}")
     path = folder / "profile.json"
@@ -101,15 +101,6 @@ def _run(options: Options, report: Report, folder: Path) -> None:
 
 def _predicting(profile: str) -> SimOptions:
     return SimOptions(clock="virtual", predict=True, profile=profile, memory_nbytes=16 << 30)
-
-
-async def _runtime(options: Options) -> dict[str, float]:
-    return await measure_runtime(
-        options.backend,
-        nbytes=options.sized(1 << 28, 1 << 20),
-        num_reps=options.sized(5, 1),
-        num_launches=options.sized(200, 10),
-    )
 
 
 def _measure_host_again(backend: Backend, sizes: Sizes) -> dict[str, Any]:

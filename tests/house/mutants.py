@@ -1,4 +1,4 @@
-"""``python tests/house/mutants.py``: break streamflow in one place at a time; the tests must notice.
+"""``python tests/house/mutants.py``: break streamflow in one place at a time; tests must notice.
 
 Each edit is made in a copy of the sources, and the tests named with it run there until the first
 one fails. Prints a table, also as Markdown into ``--output``. Exits with 1 where an edit survives.
@@ -57,7 +57,8 @@ EDITS = (
         "a write does not come after the reads since the last write",
         "streamflow/scheduler/hazards.py",
         "        for read in self.reads:\n"
-        "            if read.failure is None or read.position:  # a read that never ran orders nothing\n"
+        "            if read.failure is None or read.position:  "
+        "# a read that never ran orders nothing\n"
         "                add_unpassed(read, into)\n",
         "",
         "tests/property/test_hazards_property.py tests/property/test_runtime_property.py",
@@ -117,7 +118,9 @@ EDITS = (
         "R6",
         "a staging chunk is filled again without a look at its last copy",
         "streamflow/memory/staging.py",
-        "        if chunk.event is not None:\n            chunk.event.sync()\n        return chunk\n",
+        "        if chunk.event is not None:\n"
+        "            chunk.event.sync()\n"
+        "        return chunk\n",
         "        return chunk\n",
         "tests/integration/test_field_cases.py tests/integration/test_robustness_work.py "
         "tests/property/test_runtime_property.py",
@@ -126,7 +129,8 @@ EDITS = (
         "R6",
         "what work that was left behind uses is given back all the same",
         "streamflow/runtime/core.py",
-        "            if keeps_blocks and rare is not None:\n                rare.on_retired = None\n",
+        "            if keeps_blocks and rare is not None:\n"
+        "                rare.on_retired = None\n",
         "",
         "tests/integration/test_lifetimes.py tests/integration/test_robustness_closing.py "
         "tests/integration/test_cases_kept_errors.py tests/integration/test_cases_cancel.py",
@@ -160,7 +164,9 @@ EDITS = (
         "R9",
         "a reader of a failed write runs on what happens to be there",
         "streamflow/runtime/parking.py",
-        "            failure = source.failure\n            if failure is None:\n                continue\n",
+        "            failure = source.failure\n"
+        "            if failure is None:\n"
+        "                continue\n",
         "            failure = source.failure\n            if True:\n                continue\n",
         "tests/integration/test_failures.py",
     ),

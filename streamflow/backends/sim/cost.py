@@ -38,8 +38,10 @@ class CostModel:
         Fixed part of every kernel.
     host_launch_s, host_argument_s : float
         What a launch takes its caller, and each of its arguments.
-    host_copy_s, host_fill_s, host_record_s, host_wait_s, host_query_s : float
+    host_copy_s, host_fill_s, host_record_s, host_wait_s : float
         What these calls take theirs.
+    host_query_s : float
+        What asking takes, or waiting for what is done already.
     host_allocate_s, host_free_s : float
         The stream-ordered ones.
     host_sync_s : float
@@ -86,6 +88,9 @@ class CostModel:
         known = cls.names()
         if unknown := sorted(set(rates) - set(known)):
             raise ValueError(f"rates: no {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        for name, rate in rates.items():
+            if not rate >= 0 or (rate == 0 and name.endswith("_rate")):
+                raise ValueError(f"rates: {name} must be positive, found {rate}")
         return replace(cls(**read_figures(profile, known)), **rates)
 
     @classmethod

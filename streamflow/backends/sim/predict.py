@@ -95,7 +95,8 @@ class _Charges(Counter[str]):
     """Counts the calls of each verb, and charges the host for them.
 
     A verb is counted once, before it does anything: what it submits arrives after its cost.
-    A copy of it only counts.
+    Queries are free: how often a poller asks depends on real time (rule R15). A copy of this
+    only counts.
     """
 
     _charge: Callable[[float], None]
@@ -114,7 +115,6 @@ class _Charges(Counter[str]):
             "fill": model.host_fill_s,
             "record": model.host_record_s,
             "wait": model.host_wait_s,
-            "is_done": model.host_query_s,
             "allocate": model.host_allocate_s,
             "deallocate": model.host_free_s,
         }
@@ -129,14 +129,15 @@ class _Charges(Counter[str]):
 class PredictingWorld(World):
     """Virtual time with a host that takes some; see the top of this file.
 
-    Only the thread that drives the clock is charged. What workers submit arrives at once, or
-    behind what that stream still waits for: their calls run beside the loop's, and in which
-    order threads call is not a function of the seed (rule R15).
+    Only the thread that drives the clock is charged. What workers submit arrives when the
+    host last saw a completion, or behind what is on its way to that stream: their calls run
+    beside the loop's, and in which order threads call is not a function of the seed (rule R15).
     """
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._host_s = 0.0
+        self._seen_s = 0.0  # the host's time when it last saw a completion
         self._arriving: list[tuple[float, int, int, Command]] = []
         self._last_s: dict[int, float] = {}  # by stream: when the newest on its way arrives
 
@@ -168,7 +169,7 @@ class PredictingWorld(World):
         stream.num_submitted += 1
         if isinstance(command, Launch):
             self._charge(len(command.args) * stream.gpu.model.host_argument_s)
-        at_s = self._host_s if self._is_driver() else self._now_s
+        at_s = self._host_s if self._is_driver() else self._seen_s
         at_s = max(at_s, self._last_s.get(stream.ordinal, 0.0))
         self._last_s[stream.ordinal] = at_s
         heappush(self._arriving, (at_s, stream.ordinal, stream.num_submitted, command))
@@ -217,8 +218,8 @@ class PredictingWorld(World):
 
     def advance(self, num_busy_workers: int, until_s: float = inf) -> bool:
         has_moved = super().advance(num_busy_workers, until_s)
-        # The loop's turn after this one sees what was completed.
-        self._host_s = max(self._host_s, self._now_s)
+        if has_moved:  # and the loop sees it in this turn
+            self._host_s = self._seen_s = max(self._host_s, self._now_s)
         return has_moved
 
     def wait_blocking(self, place: Place) -> None:
@@ -230,3 +231,4 @@ class PredictingWorld(World):
                 self._host_s = self._now_s + model.host_sync_s
             else:
                 self._host_s += model.host_query_s
+            self._seen_s = self._host_s
