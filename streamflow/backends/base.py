@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from types import CodeType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -29,6 +29,7 @@ __all__ = [
     "Backend",
     "Checker",
     "DeviceProperties",
+    "Doing",
     "Event",
     "KernelSpec",
     "Parameter",
@@ -148,11 +149,15 @@ class Stream(Protocol):
         """Destroy it; work already submitted still runs."""
 
 
-class Checker(Protocol):
-    """What a backend that looks for races is told by the layers above. Thread-safe."""
+Doing: TypeAlias = tuple[str, CodeType, int]
+"""An op, for who may not keep it: its name, and the code and instruction that called for it."""
 
-    def attribute(self, doing: tuple[str, CodeType, int] | None, /) -> None:
-        """The calling thread submits for this op from now on: name, code, instruction."""
+
+class Checker(Protocol):
+    """What a backend that watches submissions is told by the layers above. Thread-safe."""
+
+    def attribute(self, doing: Doing | None, /) -> None:
+        """The calling thread submits for this op from now on."""
 
     def hand_off(self) -> Any:
         """What the calling thread knows, to go along with a task or a result."""
@@ -169,9 +174,7 @@ class Checker(Protocol):
     def fingerprint(self, array: np.ndarray[Any, Any], /) -> int:
         """Of host memory that must not change; takes microseconds, whatever the size."""
 
-    def source_changed(
-        self, doing: tuple[str, CodeType, int], device_index: int, nbytes: int, /
-    ) -> None:
+    def source_changed(self, doing: Doing, device_index: int, nbytes: int, /) -> None:
         """The program changed a source before it was staged."""
 
 
@@ -189,7 +192,7 @@ class Backend(Protocol):
     is_cuda: bool
     """True where streams and addresses are CUDA's own, so that other libraries can use them."""
     checker: Checker | None
-    """What looks for races, where something does."""
+    """What watches who submits what, where something does."""
 
     # -- device ------------------------------------------------------------------
     def set_current(self) -> None:

@@ -14,12 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from types import CodeType
 from typing import Any
 
 import numpy as np
 
-from streamflow.backends.base import Backend
+from streamflow.backends.base import Backend, Doing
 from streamflow.errors import OpCancelled
 from streamflow.memory.layout import pieces
 from streamflow.scheduler.fair import FairQueue
@@ -89,7 +88,7 @@ class StagingJob:
     is_in: bool
     done: Callable[[StagingJob], None]
     key: object = None
-    told: tuple[str, CodeType, int] | None = None
+    told: Doing | None = None
     is_timed: bool = False
     is_started: bool = False
     is_stopped: bool = False

@@ -31,7 +31,6 @@ from streamflow.runtime.failures import Failures, add_note
 from streamflow.runtime.futures import Futures
 from streamflow.runtime.host import HostTasks
 from streamflow.runtime.instrument import Instrument
-from streamflow.runtime.naming import Namer, name_ops
 from streamflow.runtime.op import SCOPE, Op, OpState, added
 from streamflow.runtime.parked import PickLine
 from streamflow.runtime.parking import Parking
@@ -75,7 +74,7 @@ class Core:
         self.needs_check = False  # closed, lost, or something dropped: the hot paths look closer
         self.is_serial = settings.serial
         self.abroad = Abroad(self)
-        self.namer: Namer | None = None
+        self.is_naming = False  # the short cuts name no op
         self.choose_ways()
         self.serial_op: Op[Any] | None = None  # in serial mode: what is being worked on
         # Virtual time where there is one: ages and deadlines are counted in it.
@@ -123,7 +122,7 @@ class Core:
         controls = backend.controls()
         if controls is not None:
             controls.on_change = self.poller.wake_all
-            controls.on_naming = partial(name_ops, self)
+            controls.on_naming = self.name_ops
         self.compute = [self.make_timeline(f"compute{n}") for n in range(settings.compute_lanes)]
         self.h2d, self.d2h, self.free_lane = map(self.make_timeline, ("h2d", "d2h", "free"))
         self.memory = Memory(self)
@@ -132,8 +131,13 @@ class Core:
     def choose_ways(self) -> None:
         """Whether the hot paths may take their short cuts: those tell nobody of what they do."""
         self.is_fast = not (
-            self.is_serial or self.instrument is not None or self.abroad or self.namer is not None
+            self.is_serial or self.instrument is not None or self.abroad or self.is_naming
         )
+
+    def name_ops(self, is_naming: bool) -> None:
+        """Have every submission name its op, or no more."""
+        self.is_naming = is_naming
+        self.choose_ways()
 
     @property
     def num_undelivered(self) -> int:

@@ -8,6 +8,7 @@ from itertools import count
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from streamflow.backends.base import Doing
 from streamflow.backends.origin import caller, describe
 from streamflow.errors import OpCancelled
 from streamflow.scheduler.machine import FINAL, OpState
@@ -139,7 +140,7 @@ class Op(Generic[T]):
         return self._code, self._lasti
 
     @property
-    def _told(self) -> tuple[str, CodeType, int]:
+    def _told(self) -> Doing:
         """Name and origin, for who is to tell of the op and may not keep it."""
         return self.name, self._code, self._lasti
 

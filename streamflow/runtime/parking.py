@@ -400,8 +400,7 @@ class Parking:
                 num_calls += len(waits)
             if tracer is not None:
                 tracer.before(op, stream)
-            call = run if core.namer is None else core.namer(op.name, run)
-            num_calls += call(stream) if core.backend.checker is None else _told(op, call, stream)
+            num_calls += run(stream) if core.backend.checker is None else _told(op, run, stream)
         except Exception as error:
             self.refused(op, error, line, event, num_calls)
             return
@@ -481,7 +480,7 @@ class Parking:
 
 
 def _told(op: Op[Any], run: Run, stream: Any) -> int:
-    """``run(stream)``, while the race checker knows whose work it is."""
+    """``run(stream)``, while the backend knows whose work it is."""
     checker = op._core.backend.checker
     assert checker is not None
     checker.attribute(op._told)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from math import isfinite
-from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streamflow.backends.sim.command import GateCommand
 from streamflow.backends.sim.memory_map import MemoryRow, read_memory_map
@@ -186,9 +184,6 @@ class Clock:
             return self._world.skip(seconds)
 
 
-_Named = Callable[[str, Callable[[Any], int]], Callable[[Any], int]]
-
-
 class Controls:
     """Gates, failures, stalls, counters, the clock and the memory of one simulated device.
 
@@ -205,8 +200,8 @@ class Controls:
     on_change : callable
         Called, from any thread, after a gate was released or a stall ended: wakes the poller.
     on_naming : callable
-        Called with what puts an op's name to its submission, or with None once no rule asks
-        for names. The layer above sets it.
+        Called with whether any rule asks for the names of ops, as that changes. The layer above
+        sets it.
     """
 
     def __init__(self, device: SimDevice) -> None:
@@ -215,11 +210,10 @@ class Controls:
         self.clock = Clock(device.world)
         self.resolve: Callable[[object], object] = lambda target: target
         self.on_change: Callable[[], None] = lambda: None
-        self.on_naming: Callable[[_Named | None], None] = lambda named: None
+        self.on_naming: Callable[[bool], None] = lambda is_naming: None
         self.rules: list[Rule] = []
         self._stalls: list[Stall] = []
         self._is_naming = False
-        self._op_name: tuple[int, str] | None = None  # of the submission underway: thread, name
 
     # -- the race checker ------------------------------------------------------------------
 
@@ -371,27 +365,16 @@ class Controls:
         is_naming = any(rule.is_op_named for rule in self.rules)
         if is_naming is not self._is_naming:
             self._is_naming = is_naming
-            self.on_naming(self._named if is_naming else None)
+            self.on_naming(is_naming)
 
     def on_submit(self, kind: str, label: str) -> BaseException | None:
         """Apply the rules to a submission; the world's lock is held."""
         fault: BaseException | None = None
-        op_name = None
-        if self._op_name is not None and self._op_name[0] == get_ident():
-            op_name = self._op_name[1]
+        doing = self._device.checker.doing()
+        op_name = None if doing is None else doing[0]
         for rule in tuple(self.rules):
             fault = rule.on_submit(kind, label, op_name) or fault
         return fault
-
-    def _named(self, name: str, run: Callable[[Any], int]) -> Callable[[Any], int]:
-        return partial(self._run_named, name, run)
-
-    def _run_named(self, name: str, run: Callable[[Any], int], stream: Any) -> int:
-        self._op_name = (get_ident(), name)
-        try:
-            return run(stream)
-        finally:
-            self._op_name = None
 
     def _stream(self, target: object, verb: str) -> SimStream:
         found = self.resolve(target)

@@ -92,7 +92,7 @@ class SimDevice:
         self._is_closed = False
         self._pools: list[SimPool] = []
         self.world = world = enter_world(settings, loop_key)
-        self.checker = world.races
+        self.checker = world.watcher
         self.is_virtual = world.is_virtual
         with world.lock:
             gpu = world.gpus.get(index)

@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from streamflow.backends.sim.cost import CostModel
 from streamflow.backends.sim.memory import AddressSpace
-from streamflow.backends.sim.races import RaceChecker
+from streamflow.backends.sim.races import RaceChecker, Watcher
 from streamflow.backends.sim.wall import EngineThreads
 from streamflow.errors import DeviceError, DeviceLost
 
@@ -169,6 +169,7 @@ class World:
         self._in_flight: list[tuple[float, float, int, Command]] = []
         self.threads = None if self.is_virtual else EngineThreads(self)
         self.races = RaceChecker(self) if settings.sim.check_races else None
+        self.watcher = self.races or Watcher()
 
     def cost_of(self, gpu: Gpu) -> CostModel | ContendedCost:
         """What tells the commands of a device how long they take."""

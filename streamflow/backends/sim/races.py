@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from streamflow.backends.base import Doing
 from streamflow.backends.origin import caller, describe
 from streamflow.backends.sim.report import Race, RaceKind, RacingOp
 
@@ -32,7 +33,15 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.machine import World
     from streamflow.backends.sim.stream import SimStream
 
-__all__ = ["Clock", "Place", "RaceChecker", "Shadow", "checksum", "sampled_checksum"]
+__all__ = [
+    "Clock",
+    "Place",
+    "RaceChecker",
+    "Shadow",
+    "Watcher",
+    "checksum",
+    "sampled_checksum",
+]
 
 Clock = dict[int, int]
 """By stream id: the position up to which everything is ordered before. Never changed, replaced."""
@@ -71,7 +80,7 @@ class _Use:
         if like is not None:  # the same command's other use
             self.label, self.code, self.lasti = like.label, like.code, like.lasti
             return
-        doing = checker.actor().doing
+        doing = checker.doing()
         if doing is None:
             frame = caller(3)
             self.label = command.label
@@ -131,11 +140,9 @@ class _Actor:
         By stream id, the position that it has seen end.
     epoch : int
         How much of what the loop has seen it knows of.
-    doing : tuple or None
-        The op it submits, if it said: name, code and instruction of the call.
     """
 
-    __slots__ = ("doing", "epoch", "joined", "num_seen", "seen", "serial")
+    __slots__ = ("epoch", "joined", "num_seen", "seen", "serial")
 
     def __init__(self, seen: Clock, epoch: int) -> None:
         self.serial = next(_serials)
@@ -143,13 +150,53 @@ class _Actor:
         self.epoch = epoch
         self.joined: dict[int, Clock] = {}
         self.num_seen = 0
-        self.doing: tuple[str, CodeType, int] | None = None
 
 
-class RaceChecker:
+class Watcher:
+    """Knows who submits what, for a world that doesn't check for races."""
+
+    def __init__(self) -> None:
+        self._doing: dict[int, Doing] = {}
+
+    def attribute(self, doing: Doing | None) -> None:
+        """What the calling thread submits from now on is this op's."""
+        if doing is None:
+            self._doing.pop(threading.get_ident(), None)
+        else:
+            self._doing[threading.get_ident()] = doing
+
+    def doing(self) -> Doing | None:
+        """The op that the calling thread submits, if it said."""
+        return self._doing.get(threading.get_ident()) if self._doing else None
+
+    def name_stream(self, stream: SimStream, name: str) -> None:
+        """What reports call ``stream``."""
+        stream.name = name
+
+    def hand_off(self) -> tuple[Clock, int] | None:
+        """What the caller knows, for whoever it hands something to."""
+        return None
+
+    def take_up(self, known: tuple[Clock, int] | None) -> None:
+        """The calling worker begins a task that came with ``known``; None: it has ended one."""
+        self.attribute(None)
+
+    def deliver(self, known: tuple[Clock, int] | None) -> None:
+        """The loop gets a result from somebody who knew ``known``."""
+
+    def fingerprint(self, array: npt.NDArray[Any]) -> int:
+        """Of host memory that must not change."""
+        return 0
+
+    def source_changed(self, doing: Doing, device_index: int, nbytes: int) -> None:
+        """The program changed the source of a staged copy too early."""
+
+
+class RaceChecker(Watcher):
     """The checker of one world; its lock is held around every call but :meth:`hand_off`'s kin."""
 
     def __init__(self, world: World) -> None:
+        super().__init__()
         self._lock = world.lock
         self._world = world
         self.serial = next(_serials)
@@ -169,21 +216,20 @@ class RaceChecker:
         return self._workers.get(threading.get_ident(), self._loop)
 
     def hand_off(self) -> tuple[Clock, int]:
-        """What the caller knows, for whoever it hands something to."""
         with self._lock:
             actor = self.actor()
             return dict(actor.seen), actor.epoch
 
     def take_up(self, known: tuple[Clock, int] | None) -> None:
-        """The calling worker begins a task that came with ``known``; None: it has ended one."""
+        super().take_up(known)
         with self._lock:
             if known is None:
                 self._workers.pop(threading.get_ident(), None)
             else:
                 self._workers[threading.get_ident()] = _Actor(*known)
 
-    def deliver(self, known: tuple[Clock, int]) -> None:
-        """The loop gets a result from somebody who knew ``known``."""
+    def deliver(self, known: tuple[Clock, int] | None) -> None:
+        assert known is not None
         with self._lock:
             self._learn(self._loop, known[0])
 
@@ -217,14 +263,6 @@ class RaceChecker:
                     if history is None:
                         history = self._history[stream_id] = deque(maxlen=_NUM_KEPT)
                     history.append((actor.epoch, position))
-
-    def attribute(self, doing: tuple[str, CodeType, int] | None) -> None:
-        """What the caller submits from now on is this op's: its name, and where it was called."""
-        self.actor().doing = doing
-
-    def name_stream(self, stream: SimStream, name: str) -> None:
-        """What reports call ``stream``."""
-        stream.name = name
 
     # -- streams ---------------------------------------------------------------------------
 
@@ -309,13 +347,10 @@ class RaceChecker:
             self._tell(RaceKind.HOST_CHANGE, None, reader, gpu_index, 0, nbytes)
 
     def fingerprint(self, array: npt.NDArray[Any]) -> int:
-        """Of host memory that must not change: the whole, or samples if it is large."""
+        """The whole, or samples if it is large."""
         return sampled_checksum(array)
 
-    def source_changed(
-        self, doing: tuple[str, CodeType, int], device_index: int, nbytes: int
-    ) -> None:
-        """The program changed the source of a staged copy too early. Takes the lock itself."""
+    def source_changed(self, doing: Doing, device_index: int, nbytes: int) -> None:
         name, code, lasti = doing
         reader = RacingOp(name, "reads", describe(code, lasti), "the staging threads")
         with self._lock:
