@@ -84,7 +84,9 @@ def pytest_runtest_makereport(
         backend = item.config.getoption("--streamflow-backend")
         if backend != "sim":
             options.append(f"--streamflow-backend={backend}")
-        line = shlex.join(["pytest", item.nodeid, *options])
+        config: Any = item.config  # what it takes and gives has a type of its own, or is a str
+        where = config.cwd_relative_nodeid(item.nodeid)
+        line = shlex.join(["pytest", str(where), *options])
         report.sections.append(("streamflow", f"replay with: {line}"))
     return report
 

@@ -15,7 +15,6 @@ import numpy as np
 from streamflow.device import Device
 from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.kernel import Kernel
-from streamflow.runtime.op import Op
 from streamflow.runtime.stream import Stream
 
 __all__ = ["Kind", "Program", "Results", "Step", "checksum"]
@@ -211,21 +210,24 @@ class _Run:
         self._dev = dev
         self._program = program
         self._arrays: dict[str, DeviceArray] = {}
-        self._ops: dict[str, Op[Any]] = {}
+        self._read: Results = {}  # first the ops, then what they gave
         self._streams: dict[str, Stream] = {}
 
     async def finish(self) -> Results:
-        with ExitStack() as stack:
+        read = self._read
+        with ExitStack() as stack:  # also where it fails: who holds the error holds this run
+            stack.callback(self._arrays.clear)
+            stack.callback(read.clear)
             for name in sorted({step.stream for step in self._program.steps} - {""}):
                 stream = self._streams[name] = self._dev.stream(name)
                 stack.callback(stream.close)
             for step in self._program.steps:
                 await self._submit(step)
-            ops = {**self._ops, **{name: self._dev.get(x) for name, x in self._arrays.items()}}
-            self._arrays.clear()  # freed behind their last use
-            results = {name: await op for name, op in ops.items()}
-        # What get() gives is pinned memory, which the device would count as held.
-        return {name: deepcopy(value) for name, value in results.items()}
+            read.update((name, self._dev.get(x)) for name, x in self._arrays.items())
+            for name in tuple(read):
+                read[name] = await read[name]
+            # Copies: what get() gives is pinned memory, which the device would count as held.
+            return deepcopy(read)
 
     async def _submit(self, step: Step) -> None:
         dev, arrays = self._dev, self._arrays
@@ -248,9 +250,9 @@ class _Run:
                 *parts, base = step.names
                 arrays.update(zip(parts, arrays[base].split(len(parts)), strict=True))
             case Kind.GET:
-                self._ops[step.result] = dev.get(arrays[first], stream=stream)
+                self._read[step.result] = dev.get(arrays[first], stream=stream)
             case Kind.HOST:
-                self._ops[step.result] = dev.host(checksum, arrays[first])
+                self._read[step.result] = dev.host(checksum, arrays[first])
             case Kind.FREE:
                 for name in others:
                     del arrays[name]

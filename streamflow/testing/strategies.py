@@ -165,7 +165,12 @@ def programs(
             builder.add(*each)
         return Program(tuple(builder.steps))
 
-    return st.builds(build, sizes, st.lists(raw, max_size=max_steps))
+    # Left alone, a list has five elements or so, whatever it may have.
+    steps = st.one_of(
+        st.lists(raw, max_size=max_steps),
+        st.lists(raw, min_size=max_steps // 2, max_size=max_steps),
+    )
+    return st.builds(build, sizes, steps)
 
 
 _IS_SIZE = {"n", "num", "size", "count", "length"}

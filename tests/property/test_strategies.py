@@ -21,6 +21,8 @@ LOOPS: dict[str, dict[str, Any]] = {
     "asyncio": {"backend": "asyncio"},
     "trio": {"backend": "trio"},
 }
+VIRTUAL = Settings(sim=SimOptions(clock="virtual"))
+
 quick = settings(
     deadline=None,
     derandomize=True,
@@ -135,6 +137,92 @@ def test_kernels_that_programs_cannot_launch_are_refused() -> None:
             strategies.programs([kernel])
 
 
+def test_a_program_that_fails_holds_nothing() -> None:
+    program = Program(
+        (
+            Step(Kind.PUT, ("a0",), size=3, value=2, dtype="uint32", stream="s0"),
+            Step(Kind.FULL, ("a1",), size=3, value=1, dtype="uint32"),
+            Step(Kind.FILL, ("a0",), value=1),
+        )
+    )
+
+    async def main() -> None:
+        async with sf.Device(0, backend="sim", settings=VIRTUAL) as dev:
+            dev.sim.fail(kind="fill", nth=2, sticky=False)
+            with pytest.raises(sf.UpstreamFailed) as caught:
+                await program.run(dev)
+            await dev.synchronize()
+            assert dev.live() == {}
+            assert caught.value.__traceback__ is not None
+
+    anyio.run(main)
+
+
+def test_frees_and_streams_are_those_of_the_steps() -> None:
+    program = Program(
+        (
+            Step(Kind.FULL, ("a0",), size=3, value=1, dtype="uint32", stream="s0"),
+            Step(Kind.FREE, ("a0",), stream="s1"),
+        )
+    )
+
+    async def main() -> None:
+        async with sf.Device(0, backend="sim", settings=VIRTUAL) as dev:
+            with dev.trace() as trace:
+                assert await program.run(dev) == {}
+            traced = [(op.kind, op.stream) for op in trace.ops]
+            assert traced == [("empty", "s0"), ("fill", "s0"), ("free", "s1")]
+
+    anyio.run(main)
+
+
+@quick
+@given(program=strategies.programs())
+def test_no_step_uses_memory_twice_or_after_its_free(program: Program) -> None:
+    bases: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    for step in program.steps:
+        if step.kind in (Kind.PUT, Kind.FULL):
+            bases[step.names[0]], sizes[step.names[0]] = step.names[0], step.size
+        elif step.kind is Kind.SPLIT:
+            *parts, whole = step.names
+            bases.update(dict.fromkeys(parts, bases[whole]))
+            for number, part in enumerate(parts):
+                sizes[part] = len(np.array_split(np.empty(sizes[whole]), len(parts))[number])
+        used = [bases[name] for name in step.names]
+        if step.kind in (Kind.COPY, Kind.LAUNCH):
+            assert len(set(used)) == len(used)
+            assert len({sizes[name] for name in step.names}) == 1
+        if step.kind is Kind.LAUNCH:
+            assert step.args[-1] == sizes[step.names[0]]  # what both kernels call n
+        if step.kind is Kind.FREE:
+            bases = {name: base for name, base in bases.items() if base not in used}
+
+
+SEEN: list[tuple[type, ...]] = []
+
+
+@sf.kernel(
+    """extern "C" __global__
+    void look(float* x, float f, double d, int i, unsigned char u, bool b) {}"""
+)
+def look(x, f, d, i, u, b):
+    SEEN.append(tuple(map(type, (f, d, i, u, b))))
+
+
+def test_kernels_get_the_scalars_that_a_device_gives_them() -> None:
+    program = Program(
+        (
+            Step(Kind.FULL, ("a0",), size=3, dtype="float32"),
+            Step(Kind.LAUNCH, ("a0",), kernel=look, args=("a0", 0.5, 0.5, 7, 7, True)),
+        )
+    )
+    SEEN.clear()
+    run(program)
+    program.expected()
+    assert SEEN[0] == SEEN[1]
+
+
 # -- arrays and schedules ----------------------------------------------------------------------
 
 
@@ -148,9 +236,6 @@ def test_arrays_go_to_a_device_and_back(values: np.ndarray) -> None:
     result = anyio.run(main)
     assert result.dtype == values.dtype
     assert result.tobytes() == values.tobytes()
-
-
-VIRTUAL = Settings(sim=SimOptions(clock="virtual"))
 
 
 @pytest.mark.parametrize("size", strategies.EDGE_SIZES)
