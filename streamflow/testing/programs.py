@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
@@ -215,12 +214,9 @@ class _Run:
 
     async def finish(self) -> Results:
         read = self._read
-        with ExitStack() as stack:  # also where it fails: who holds the error holds this run
-            stack.callback(self._arrays.clear)
-            stack.callback(read.clear)
+        try:
             for name in sorted({step.stream for step in self._program.steps} - {""}):
-                stream = self._streams[name] = self._dev.stream(name)
-                stack.callback(stream.close)
+                self._streams[name] = self._dev.stream(name)
             for step in self._program.steps:
                 await self._submit(step)
             read.update((name, self._dev.get(x)) for name, x in self._arrays.items())
@@ -228,6 +224,11 @@ class _Run:
                 read[name] = await read[name]
             # Copies: what get() gives is pinned memory, which the device would count as held.
             return deepcopy(read)
+        finally:  # where it fails, who holds the error holds this run
+            self._arrays.clear()
+            read.clear()
+            for stream in self._streams.values():
+                stream.close()
 
     async def _submit(self, step: Step) -> None:
         dev, arrays = self._dev, self._arrays
