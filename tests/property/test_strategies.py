@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import fields
 from typing import Any
 
 import anyio
@@ -22,6 +23,7 @@ LOOPS: dict[str, dict[str, Any]] = {
     "trio": {"backend": "trio"},
 }
 VIRTUAL = Settings(sim=SimOptions(clock="virtual"))
+SIM_OPTIONS = {item.name for item in fields(SimOptions)}
 
 quick = settings(
     deadline=None,
@@ -32,8 +34,9 @@ quick = settings(
 search = settings(quick, max_examples=1000, phases=[Phase.generate, Phase.shrink])
 
 
-def run(program: Program, seed: int = 0, loop: str = "asyncio") -> dict[str, Any]:
-    configuration = Settings(sim=SimOptions(clock="virtual", seed=seed), close_timeout_s=2.0)
+def run(program: Program, seed: int = 0, loop: str = "asyncio", **options: Any) -> dict[str, Any]:
+    sim = SimOptions(clock="virtual", seed=seed, **options)
+    configuration = Settings(sim=sim, close_timeout_s=2.0)
 
     async def main() -> dict[str, Any]:
         with anyio.fail_after(10):
@@ -54,6 +57,13 @@ def run(program: Program, seed: int = 0, loop: str = "asyncio") -> dict[str, Any
 @given(program=strategies.programs(), seed=st.integers(0, 3))
 def test_programs_equal_numpy(loop: str, program: Program, seed: int) -> None:
     np.testing.assert_equal(run(program, seed, loop), program.expected())
+
+
+@pytest.mark.skipif("schedule" not in SIM_OPTIONS, reason="needs schedules")
+@quick
+@given(program=strategies.programs(), schedule=strategies.schedules())
+def test_programs_equal_numpy_on_every_schedule(program: Program, schedule: str) -> None:
+    np.testing.assert_equal(run(program, schedule=schedule), program.expected())
 
 
 @pytest.mark.parametrize("kind", Kind)
