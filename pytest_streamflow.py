@@ -26,6 +26,7 @@ _SEED = pytest.StashKey[int]()
 _USES_DEVICE = pytest.StashKey[bool]()
 _HAS_RAISED = pytest.StashKey[bool]()
 _WANTED = pytest.StashKey[str]()
+_FOUND_LEAVING = pytest.StashKey[BaseException | None]()
 
 _LOOP_SCOPES = ("function", "class", "module", "package", "session")  # of pytest-asyncio's loops
 
@@ -79,6 +80,10 @@ def pytest_runtest_makereport(
     report = yield
     if call.excinfo is not None:
         item.stash[_HAS_RAISED] = True
+    found, item.stash[_FOUND_LEAVING] = item.stash.get(_FOUND_LEAVING, None), None
+    if call.excinfo is not None and call.excinfo.value is found and not _is_full(item.config):
+        # It names the lines of the test itself; the frames are those of plugins and of ours.
+        report.longrepr = call.excinfo.getrepr(style="value")
     if report.failed and item.stash.get(_USES_DEVICE, False):
         options = [f"--streamflow-seed={item.config.stash[_SEED]}"]
         backend = item.config.getoption("--streamflow-backend")
@@ -89,6 +94,11 @@ def pytest_runtest_makereport(
         line = shlex.join(["pytest", str(where), *options])
         report.sections.append(("streamflow", f"replay with: {line}"))
     return report
+
+
+def _is_full(config: pytest.Config) -> bool:
+    is_full: bool = config.getoption("fulltrace")
+    return is_full
 
 
 @pytest.hookimpl(wrapper=True)
@@ -217,17 +227,20 @@ def _opener(index: int, backend: str | None) -> _Opener:
     ) -> AsyncIterator[Device]:
         from streamflow.testing.fixtures import checked_device
 
-        __tracebackhide__ = True
         item = request.node
-        async with checked_device(
-            index,
-            backend or item.stash[_WANTED],
-            streamflow_settings,
-            seed=item.config.stash[_SEED],
-            has_raised=lambda: item.stash[_HAS_RAISED],
-            let_go=item.funcargs.clear,
-        ) as dev:
-            yield dev
+        try:
+            async with checked_device(
+                index,
+                backend or item.stash[_WANTED],
+                streamflow_settings,
+                seed=item.config.stash[_SEED],
+                has_raised=lambda: item.stash[_HAS_RAISED],
+                let_go=item.funcargs.clear,
+            ) as dev:
+                yield dev
+        except Exception as error:
+            item.stash[_FOUND_LEAVING] = None if isinstance(error, ExceptionGroup) else error
+            raise
 
     return opened
 
@@ -247,7 +260,6 @@ def _anyio_fixture(which: str) -> Any:
         streamflow_settings: Settings,
         anyio_backend: object,  # by which anyio's plugin knows that it is to run this
     ) -> AsyncIterator[Device]:
-        __tracebackhide__ = True
         async for dev in opened(request, streamflow_settings):
             yield dev
 

@@ -50,7 +50,6 @@ async def checked_device(
     let_go : callable
         Drops what the test was called with; called only where something is left over.
     """
-    __tracebackhide__ = True
     sim = replace(settings.sim, clock="virtual", seed=seed)
     dev = Device(index, backend=backend, settings=replace(settings, sim=sim))
     await dev.__aenter__()
@@ -68,7 +67,6 @@ async def checked_device(
 
 
 async def _leave(dev: Device) -> None:
-    __tracebackhide__ = True
     with warnings.catch_warnings():
         # It says of the arrays what the check says of all, or was told to overlook.
         warnings.filterwarnings("ignore", r"device \d+ was closed with", ResourceWarning)

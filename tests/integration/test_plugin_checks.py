@@ -40,14 +40,20 @@ def test_what_a_test_keeps_fails_it_with_the_lines(runs: Runs) -> None:
     result.assert_outcomes(passed=4, errors=2)
     result.stdout.fnmatch_lines(
         [
-            "E *AssertionError: the test is over, and of device 0 something still holds:",
-            "E *array made at test_it.py:13",
-            "E *array made at test_it.py:17",
-            "E *stream made at test_it.py:15",
-            "E *pinned block made at test_it.py:16",
+            "the test is over, and of device 0 something still holds:",
+            "  array made at test_it.py:13",
+            "  array made at test_it.py:17",
+            "  stream made at test_it.py:15",
+            "  pinned block made at test_it.py:16",
             "ERROR test_it.py::test_keeps*",
         ]
     )
+
+
+def test_what_is_found_is_told_without_the_frames_of_plugins(runs: Runs) -> None:
+    result = runs(LEAKS)
+    result.stdout.no_fnmatch_line("*site-packages*")
+    runs(LEAKS, "--full-trace").stdout.fnmatch_lines(["*anyio*"])
 
 
 def test_a_leak_is_told_once(runs: Runs) -> None:
@@ -179,7 +185,9 @@ def test_a_gate_left_closed_is_told(runs: Runs) -> None:
     """
     result = runs(source)
     result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*DeadlineExceeded: *did not end within*"])
+    result.stdout.fnmatch_lines(
+        ["device 0 was closed with work that did not end within*", "ERROR *DeadlineExceeded: *"]
+    )
 
 
 # -- the seed --------------------------------------------------------------------------------

@@ -24,11 +24,12 @@ def test_the_plugin_catches_the_race(pytester):
     result.stdout.fnmatch_lines(
         [
             "*ERROR at teardown of test_looks_right*",
-            "*RaceDetected: * on device 0",
+            "1 race on device 0",
             "*host change of memory in flight*",
             "*put*(frames.py:*) on the staging threads reads them",
             "*remedy: await array.staged*",
             "replay with: pytest *--streamflow-seed=1",
+            "ERROR *errors.RaceDetect*",
         ]
     )
 
