@@ -7,12 +7,13 @@ run, and importing anything of the package imports NumPy. Here that waits for a 
 from __future__ import annotations
 
 import inspect
+import os
 import random
 import shlex
 import sys
 import types
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,7 +27,7 @@ _SEED = pytest.StashKey[int]()
 _USES_DEVICE = pytest.StashKey[bool]()
 _HAS_RAISED = pytest.StashKey[bool]()
 _WANTED = pytest.StashKey[str]()
-_FOUND_LEAVING = pytest.StashKey[BaseException | None]()
+_FOUND_LEAVING = pytest.StashKey[Exception | None]()
 
 _LOOP_SCOPES = ("function", "class", "module", "package", "session")  # of pytest-asyncio's loops
 
@@ -85,15 +86,24 @@ def pytest_runtest_makereport(
         # It names the lines of the test itself; the frames are those of plugins and of ours.
         report.longrepr = call.excinfo.getrepr(style="value")
     if report.failed and item.stash.get(_USES_DEVICE, False):
-        options = [f"--streamflow-seed={item.config.stash[_SEED]}"]
-        backend = item.config.getoption("--streamflow-backend")
-        if backend != "sim":
-            options.append(f"--streamflow-backend={backend}")
-        config: Any = item.config  # what it takes and gives has a type of its own, or is a str
-        where = config.cwd_relative_nodeid(item.nodeid)
-        line = shlex.join(["pytest", str(where), *options])
+        line = shlex.join(["pytest", _where(item), *_options(item.config)])
         report.sections.append(("streamflow", f"replay with: {line}"))
     return report
+
+
+def _where(item: pytest.Item) -> str:
+    """The test as it is named to pytest, in the folder where this run was started."""
+    path, *names = item.nodeid.split("::")
+    config = item.config
+    with suppress(ValueError):  # on another drive of Windows
+        path = os.path.relpath(config.rootpath / path, config.invocation_params.dir)
+    return "::".join([path, *names])
+
+
+def _options(config: pytest.Config) -> list[str]:
+    backend = config.getoption("--streamflow-backend")
+    options = [f"--streamflow-seed={config.stash[_SEED]}"]
+    return options if backend == "sim" else [*options, f"--streamflow-backend={backend}"]
 
 
 def _is_full(config: pytest.Config) -> bool:
@@ -239,7 +249,7 @@ def _opener(index: int, backend: str | None) -> _Opener:
             ) as dev:
                 yield dev
         except Exception as error:
-            item.stash[_FOUND_LEAVING] = None if isinstance(error, ExceptionGroup) else error
+            item.stash[_FOUND_LEAVING] = error
             raise
 
     return opened

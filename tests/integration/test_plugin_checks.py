@@ -53,7 +53,7 @@ def test_what_a_test_keeps_fails_it_with_the_lines(runs: Runs) -> None:
 def test_what_is_found_is_told_without_the_frames_of_plugins(runs: Runs) -> None:
     result = runs(LEAKS)
     result.stdout.no_fnmatch_line("*site-packages*")
-    runs(LEAKS, "--full-trace").stdout.fnmatch_lines(["*anyio*"])
+    runs(LEAKS, "--full-trace").stdout.fnmatch_lines(["*run_asyncgen_fixture*"])
 
 
 def test_a_leak_is_told_once(runs: Runs) -> None:
@@ -138,6 +138,7 @@ def test_a_failure_that_nobody_saw_fails_the_test(runs: Runs, mark: str) -> None
     num = 1 if mark == "asyncio" else 2
     result.assert_outcomes(passed=2 * num, errors=num)
     result.stdout.fnmatch_lines(["*ExceptionGroup: device 0: 1 op failed*"])
+    result.stdout.fnmatch_lines(["*ZeroDivisionError*", "*<lambda> was submitted at test_it.py:*"])
     result.stdout.fnmatch_lines(["*ExceptionGroup: device 1: 1 op failed*"])
     result.stdout.fnmatch_lines(["replay with: *"])
 
@@ -232,6 +233,14 @@ def test_a_failure_is_replayed_by_the_line_it_prints(runs: Runs) -> None:
     again = runs(SHUFFLED.format(mark="asyncio"), line[2])
     assert orders(again) == orders(result)
     assert len(orders(again)) == 1
+
+
+def test_the_line_fits_where_pytest_was_started(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs.pytester.mkdir("elsewhere"))
+    result = runs(SHUFFLED.format(mark="asyncio"))
+    result.stdout.fnmatch_lines(["replay with: pytest ../test_it.py::test_order *"])
 
 
 def test_runs_have_seeds_of_their_own(runs: Runs) -> None:
