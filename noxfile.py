@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nox
 
@@ -50,8 +51,8 @@ def sample(session: nox.Session) -> None:
     """Run the tests of the sample project, which knows the wheel and nothing of this checkout."""
     _install(session, "testing")
     project = Path("examples/ci_project").resolve()
-    session.chdir(session.create_tmp())
-    session.run("pytest", str(project), *session.posargs, env=NO_BACKEND_SET)
+    with TemporaryDirectory() as elsewhere, session.chdir(elsewhere):
+        session.run("pytest", str(project), *session.posargs, env=NO_BACKEND_SET)
 
 
 @nox.session

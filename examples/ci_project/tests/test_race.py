@@ -18,6 +18,7 @@ async def test_looks_right(sim_device):
 
 @pytest.mark.skipif(not hasattr(sf, "RaceDetected"), reason="needs the race checker")
 def test_the_plugin_catches_the_race(pytester):
+    pytester.makeini("[pytest]")
     pytester.makepyfile(test_racy=RACY)
     result = pytester.runpytest_inprocess("--streamflow-seed=1")
     result.assert_outcomes(passed=1, errors=1)
@@ -35,5 +36,6 @@ def test_the_plugin_catches_the_race(pytester):
 
 
 def test_the_right_program_passes_the_same_test(pytester):
+    pytester.makeini("[pytest]")
     pytester.makepyfile(test_right=RACY.replace("_too_early", ""))
     pytester.runpytest_inprocess("--streamflow-seed=1").assert_outcomes(passed=1)
