@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import nox
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["tests", "lint", "types", "layers", "docs"]
+nox.options.sessions = ["tests", "lint", "types", "layers", "docs", "sample"]
 
 # Each test names the backend that it runs on; what the user has set must not decide.
 NO_BACKEND_SET = {"STREAMFLOW_BACKEND": None}
@@ -41,6 +44,15 @@ def tests(session: nox.Session) -> None:
     """Run the tests on the simulator."""
     _install(session, "test", "demo", "nvrtc")  # all that a test would be skipped without
     session.run("pytest", *session.posargs, env=NO_BACKEND_SET)
+
+
+@nox.session
+def sample(session: nox.Session) -> None:
+    """Run the tests of the sample project, which knows the wheel and nothing of this checkout."""
+    _install(session, "testing")
+    project = Path("examples/ci_project").resolve()
+    with TemporaryDirectory() as elsewhere, session.chdir(elsewhere):
+        session.run("pytest", str(project), *session.posargs, env=NO_BACKEND_SET)
 
 
 @nox.session

@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PLUGIN = "pytest_streamflow"
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # "# needs: skimage" on a line of its own: a module that an extra brings.
 NEEDS = re.compile(r"^# needs: (\w+)$", re.MULTILINE)
@@ -38,3 +40,18 @@ def test_example_runs(example: Path, tmp_path: Path) -> None:
 def test_examples_are_numbered_in_order() -> None:
     numbers = [path.name[:3] for path in EXAMPLES]
     assert numbers == [f"{index:02}_" for index in range(1, len(EXAMPLES) + 1)]
+
+
+def test_the_sample_project_passes_its_tests(tmp_path: Path) -> None:
+    # `nox -s sample` runs it with nothing but the wheel; here with what there is.
+    is_installed = any(each.value == PLUGIN for each in entry_points(group="pytest11"))
+    options = ("-p", "no:cacheprovider", "-p", "no:asyncio")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, ROOT / "examples/ci_project"],
+        cwd=tmp_path,
+        env={**os.environ} if is_installed else {**os.environ, "PYTEST_PLUGINS": PLUGIN},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr

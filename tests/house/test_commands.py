@@ -44,5 +44,5 @@ def test_every_session_that_is_named_exists(root: Path) -> None:
         text = (root / name).read_text(encoding="utf-8")
         for words in re.findall(r"nox -s ((?:[a-z]+ ?)+)", text):
             named.update(words.split())
-    assert {"demo", "tests", "lint", "types", "layers", "docs"} <= sessions
+    assert {"demo", "tests", "lint", "types", "layers", "docs", "sample"} <= sessions
     assert named <= sessions

@@ -14,6 +14,7 @@ ALLOWED_AT_TOP = {
     "examples",
     "noxfile.py",
     "pyproject.toml",
+    "pytest_streamflow.py",
     "streamflow",
     "tests",
 }

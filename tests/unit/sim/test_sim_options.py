@@ -151,6 +151,7 @@ VALUES = {
     "reuse_allow_opportunistic": ("off", False),
     "reuse_allow_internal_dependencies": ("no", False),
     "check_races": ("false", False),
+    "predict": ("1", True),
 }
 
 
