@@ -46,10 +46,15 @@ def test_the_sample_project_passes_its_tests(tmp_path: Path) -> None:
     # `nox -s sample` runs it with nothing but the wheel; here with what there is.
     is_installed = any(each.value == PLUGIN for each in entry_points(group="pytest11"))
     options = ("-p", "no:cacheprovider", "-p", "no:asyncio")
+    env = {**os.environ}
+    if not is_installed:
+        env["PYTEST_PLUGINS"] = PLUGIN
+        paths = [str(ROOT / "streamflow/testing/beside"), env.get("PYTHONPATH", "")]
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     result = subprocess.run(
         [sys.executable, "-m", "pytest", *options, ROOT / "examples/ci_project"],
         cwd=tmp_path,
-        env={**os.environ} if is_installed else {**os.environ, "PYTEST_PLUGINS": PLUGIN},
+        env=env,
         capture_output=True,
         text=True,
         timeout=60,

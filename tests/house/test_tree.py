@@ -14,7 +14,6 @@ ALLOWED_AT_TOP = {
     "examples",
     "noxfile.py",
     "pyproject.toml",
-    "pytest_streamflow.py",
     "streamflow",
     "tests",
 }

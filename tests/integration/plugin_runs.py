@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import entry_points
+from pathlib import Path
 from textwrap import dedent
 
 import hypothesis  # noqa: F401  # pytester forgets what a run has imported: not these, please
@@ -11,6 +13,8 @@ import trio  # noqa: F401
 
 IS_INSTALLED = any(each.value == "pytest_streamflow" for each in entry_points(group="pytest11"))
 NAME = "streamflow" if IS_INSTALLED else "pytest_streamflow"
+
+BESIDE = str(Path(__file__).parents[2] / "streamflow/testing/beside")
 
 OPENING = """\
 import asyncio
@@ -28,10 +32,13 @@ STRICT = "[pytest]\nasyncio_default_fixture_loop_scope = function\nfilterwarning
 class Runs:
     """Writes a test file, and runs pytest on it in this process, or in another one."""
 
-    def __init__(self, pytester: pytest.Pytester) -> None:
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pytester = pytester
         self.ini = STRICT
         self.loads = [] if IS_INSTALLED else ["-p", NAME]
+        if not IS_INSTALLED:
+            monkeypatch.syspath_prepend(BESIDE)
+            monkeypatch.setenv("PYTHONPATH", BESIDE, prepend=os.pathsep)
 
     def __call__(
         self, source: str, *options: str, in_process: bool = True, opening: str = OPENING

@@ -12,8 +12,8 @@ pytest_plugins = ["pytester"]
 
 
 @pytest.fixture
-def runs(pytester: pytest.Pytester) -> Runs:
-    return Runs(pytester)
+def runs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    return Runs(pytester, monkeypatch)
 
 
 # -- leaks -----------------------------------------------------------------------------------
