@@ -233,8 +233,8 @@ def _read(
             raise ValueError(
                 f"{variable}={environ[variable]!r} is not a valid {item.type}"
             ) from None
-        try:
-            cls(**{item.name: values[item.name]})  # type: ignore[arg-type]
+        try:  # each with those before it: some go together with others only
+            cls(**values)  # type: ignore[arg-type]
         except ValueError as error:
             raise ValueError(f"{variable}={environ[variable]!r}: {error}") from None
     return values

@@ -163,6 +163,8 @@ def test_the_values_here_are_of_every_field():
 def test_each_field_is_read_from_its_variable(name):
     text, value = VALUES[name]
     environ = {f"STREAMFLOW_SIM_{name.upper()}": text}
+    if name == "predict":
+        environ["STREAMFLOW_SIM_CLOCK"] = "virtual"
     assert getattr(SimOptions(), name) != value
     assert getattr(SimOptions.from_environment(environ), name) == value
     assert getattr(Settings.from_environment(environ).sim, name) == value
