@@ -190,6 +190,8 @@ class Core:
         """A new stream of the device."""
         stream = self.backend.create_stream(priority=priority)
         uid = self.backend.stream_id(stream)
+        if (controls := self.backend.controls()) is not None:
+            controls.name_stream(stream, name)
         line = Timeline(uid, stream, name, is_ordered=is_ordered, owner=self, where=where)
         self.lines.append(line)
         return line

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from streamflow.backends.sim.command import GateCommand
+from streamflow.backends.sim.log import EventLog
 from streamflow.backends.sim.stream import SimStream
 from streamflow.errors import DeviceError, LaunchFailed, OutOfDeviceMemory
 
@@ -198,6 +199,17 @@ class Controls:
         self.resolve: Callable[[object], object] = lambda target: target
         self.on_change: Callable[[], None] = lambda: None
         self.rules: list[Rule] = []
+
+    def name_stream(self, stream: SimStream, name: str) -> None:
+        """What logs are to call a stream."""
+        stream.name = name
+
+    def log(self) -> EventLog:
+        """What ends while its ``with`` block runs, on every device of the loop, in order.
+
+        Launches, copies, fills, allocations and frees; not waits, records and gates.
+        """
+        return EventLog(self._device.world)
 
     @property
     def fault(self) -> Fault | None:

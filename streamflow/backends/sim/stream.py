@@ -38,6 +38,8 @@ class SimStream:
     draw : callable or None
         Draws this stream's tie-breaks from the seed; None for seed 0, where the stream
         made first wins.
+    name : str
+        For people; the layer above may give it another.
     num_work : int
         Launches, copies and fills outstanding (rule R7).
     seen : dict
@@ -55,6 +57,7 @@ class SimStream:
         "gpu",
         "id",
         "is_closed",
+        "name",
         "num_done",
         "num_proven",
         "num_submitted",
@@ -73,6 +76,7 @@ class SimStream:
         self.world = device.world
         self.id = next(_ids)
         self.ordinal = ordinal
+        self.name = f"stream #{ordinal}"
         self.priority = priority
         self.draw: Callable[[], float] | None = Random(f"{seed}/{ordinal}").random if seed else None
         self.queue: deque[Command] = deque()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 from streamflow.backends.sim.machine import World
+from streamflow.backends.sim.schedule import IMPOSED, Plan, Schedule
 from streamflow.config import Settings
 
 __all__ = ["enter_world", "leave_world"]
@@ -21,10 +23,18 @@ def enter_world(settings: Settings, loop_key: object) -> World:
     ValueError
         The world exists and runs by another clock.
     """
+    imposed = IMPOSED.get()
+    if imposed is not None:
+        settings = replace(settings, sim=replace(settings.sim, clock="virtual"))
     with _lock:
         world = _worlds.get(loop_key)
         if world is None:
-            world = _worlds[loop_key] = World(settings)
+            schedule = None
+            if imposed is not None:
+                schedule = imposed.begin()
+            elif settings.sim.schedule:
+                schedule = Schedule(Plan.parse(settings.sim.schedule))
+            world = _worlds[loop_key] = World(settings, schedule)
         elif world.is_virtual != (settings.sim.clock == "virtual"):
             raise ValueError(
                 f"clock={settings.sim.clock!r}, but the devices already open on this event "
