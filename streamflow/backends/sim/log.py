@@ -35,6 +35,12 @@ class Logged(NamedTuple):
     name: str
     label: str
 
+    @classmethod
+    def of(cls, command: Command, now_s: float) -> Logged:
+        """The entry of a command that has just ended."""
+        stream = command.stream
+        return cls(now_s, stream.gpu.index, stream.ordinal, stream.name, command.label)
+
     def __str__(self) -> str:
         return f"{self.time_s:.9f} s  device {self.device}  {self.name}: {self.label}"
 
@@ -53,10 +59,7 @@ class EventLog:
         self.entries: list[Logged] = []
 
     def _note(self, command: Command, now_s: float) -> None:
-        stream = command.stream
-        self.entries.append(
-            Logged(now_s, stream.gpu.index, stream.ordinal, stream.name, command.label)
-        )
+        self.entries.append(Logged.of(command, now_s))
 
     def __enter__(self) -> EventLog:
         with self._world.lock:

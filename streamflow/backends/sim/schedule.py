@@ -13,11 +13,13 @@ schedule is left out. That is what makes schedules shrink well.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
+
+from streamflow.backends.sim.log import Logged
 
 if TYPE_CHECKING:
     from streamflow.backends.sim.command import Command
@@ -233,6 +235,8 @@ class Schedule:
     story : list of (Deviation, str) or None
         Where told to keep one: what it did that a plain run would not have done, and in words.
         Holding back what could not have run earlier anyway isn't in it.
+    log : list of Logged
+        What has ended, if it keeps a story.
     """
 
     def __init__(self, plan: Plan, world: int = 0, *, keeps_story: bool = False) -> None:
@@ -247,6 +251,7 @@ class Schedule:
         self._held: list[_Held] = []
         self._released: set[Command] = set()
         self.story: list[tuple[Deviation, str]] | None = [] if keeps_story else None
+        self.log: list[Logged] = []
 
     def holds(self, command: Command) -> bool:
         """Whether a command that could go on now is held back; asked once, and once released."""
@@ -287,6 +292,8 @@ class Schedule:
     def ended(self, command: Command, now_s: float) -> None:
         """A command has ended."""
         self._num_ended += 1
+        if self.story is not None:
+            self.log.append(Logged.of(command, now_s))
         for held in self._held:
             held.num_passed += 1
             if self.story is not None and len(held.passed) < _NUM_TOLD:
@@ -341,10 +348,10 @@ class Imposed:
         self.schedules.append(schedule)
         return schedule
 
-    def stories(self) -> Iterable[tuple[Deviation, str]]:
+    @property
+    def story(self) -> list[tuple[Deviation, str]]:
         """What all of them have to tell."""
-        for schedule in self.schedules:
-            yield from schedule.story or ()
+        return [told for schedule in self.schedules for told in schedule.story or ()]
 
 
 IMPOSED: ContextVar[Imposed | None] = ContextVar("streamflow_imposed_schedule", default=None)
