@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from traceback import format_exception_only
 
 from streamflow.backends.sim.schedule import STRATEGIES, Deviation, Hold, Plan
 from streamflow.config import Settings
@@ -161,7 +162,7 @@ def _failure(runner: Runner, plan: Plan, run: Run, num_before: int) -> Explorati
     replay = replay_line(str(plan))
     lines = [
         intro,
-        f"{type(run.error).__name__}: {run.error}",
+        "".join(format_exception_only(run.error)).strip(),
         *(["against the plain run:", *told] if told else []),
         "what ended last:",
         *(f"  {entry}" for entry in run.log[-_NUM_TOLD:]),

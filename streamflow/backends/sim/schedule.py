@@ -127,7 +127,7 @@ class _Explicit:
             d.number: d.num_ended for d in deviations if isinstance(d, Turn) and d.world == world
         }
 
-    def hold(self, command: Command, number: int, arrival: int) -> _Key | None:
+    def hold(self, command: Command, number: int, since: int) -> _Key | None:
         level = self._levels.get((command.stream.ordinal, number))
         return None if level is None else (level,)
 
@@ -160,7 +160,7 @@ class _Random(_Pace):
         super().__init__(seed, world)
         self._odds_to_hold = Random(self.prefix).choice((0.03, 0.1, 0.3, 0.6))
 
-    def hold(self, command: Command, number: int, arrival: int) -> _Key | None:
+    def hold(self, command: Command, number: int, since: int) -> _Key | None:
         draw = self.draw(command, number)
         return (draw.random(),) if draw.random() < self._odds_to_hold else None
 
@@ -175,10 +175,10 @@ class _PriorityInverting(_Pace):
         super().__init__(seed, world)
         self._odds_to_hold = 2 / 3 if seed % 2 else 1.0
 
-    def hold(self, command: Command, number: int, arrival: int) -> _Key | None:
+    def hold(self, command: Command, number: int, since: int) -> _Key | None:
         if self.draw(command, number).random() >= self._odds_to_hold:
             return None
-        return (-command.stream.priority, -arrival)
+        return (-command.stream.priority, -since, -command.stream.ordinal)
 
 
 class _Starved(_Pace):
@@ -191,7 +191,7 @@ class _Starved(_Pace):
         self._engine = draw.choice(("h2d", "d2h", "compute")) if is_engine else None
         self._ordinal = None if is_engine else draw.randrange(20)
 
-    def hold(self, command: Command, number: int, arrival: int) -> _Key | None:
+    def hold(self, command: Command, number: int, since: int) -> _Key | None:
         engine = command.engine
         if command.stream.ordinal == self._ordinal or (
             engine is not None and engine.name == self._engine
@@ -213,18 +213,26 @@ STRATEGIES: dict[str, Callable[[int, int], _Strategy]] = {
 
 
 class _Held:
-    """A command that is held back, and what has ended meanwhile."""
+    """A command that is held back, and what has ended meanwhile.
 
-    __slots__ = ("arrival", "command", "key", "num_passed", "number", "passed", "since")
+    ``since`` counts what had ended before: two that came after the same completion may have been
+    submitted by two threads, in either order, and are told apart by their streams (R15).
+    """
 
-    def __init__(self, command: Command, number: int, arrival: int, key: _Key, since: int) -> None:
+    __slots__ = ("command", "key", "num_passed", "number", "passed", "since")
+
+    def __init__(self, command: Command, number: int, key: _Key, since: int) -> None:
         self.command = command
         self.number = number
-        self.arrival = arrival
         self.key = key
         self.since = since
         self.num_passed = 0
         self.passed: list[str] = []
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Sorts the oldest first."""
+        return self.since, self.command.stream.ordinal
 
 
 class Schedule:
@@ -247,7 +255,7 @@ class Schedule:
             else _Explicit(plan.deviations, world)
         )
         self._numbers: dict[int, int] = {}
-        self._num_arrived = self._num_ended = self._num_turns = self._num_released = 0
+        self._num_ended = self._num_turns = self._num_released = 0
         self._held: list[_Held] = []
         self._released: set[Command] = set()
         self.story: list[tuple[Deviation, str]] | None = [] if keeps_story else None
@@ -260,11 +268,10 @@ class Schedule:
             return False
         ordinal = command.stream.ordinal
         number = self._numbers[ordinal] = self._numbers.get(ordinal, 0) + 1
-        self._num_arrived += 1
-        key = self._strategy.hold(command, number, self._num_arrived)
+        key = self._strategy.hold(command, number, self._num_ended)
         if key is None:
             return False
-        self._held.append(_Held(command, number, self._num_arrived, key, self._num_ended))
+        self._held.append(_Held(command, number, key, self._num_ended))
         return True
 
     def release(self, is_idle: bool) -> Command | None:
@@ -272,9 +279,9 @@ class Schedule:
         if not self._held:
             return None
         if is_idle:
-            held = min(self._held, key=lambda each: (each.key, each.arrival))
+            held = min(self._held, key=lambda each: (each.key, each.age))
         else:
-            held = min(self._held, key=lambda each: each.since)
+            held = min(self._held, key=lambda each: each.age)
             if self._num_ended - held.since < PATIENCE:
                 return None
         self._held.remove(held)
