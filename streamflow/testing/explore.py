@@ -162,7 +162,7 @@ def _failure(runner: Runner, plan: Plan, run: Run, num_before: int) -> Explorati
     replay = replay_line(str(plan))
     lines = [
         intro,
-        "".join(format_exception_only(run.error)).strip(),
+        *_what(run.error),
         *(["against the plain run:", *told] if told else []),
         "what ended last:",
         *(f"  {entry}" for entry in run.log[-_NUM_TOLD:]),
@@ -177,6 +177,14 @@ def _failure(runner: Runner, plan: Plan, run: Run, num_before: int) -> Explorati
         deviations=words,
         replay=replay,
     )
+
+
+def _what(error: BaseException | None) -> list[str]:
+    lines = ["".join(format_exception_only(error)).strip()]
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            lines += [f"  {line}" for line in _what(each)]
+    return lines
 
 
 def _shrunk(runner: Runner, plan: Plan, run: Run) -> tuple[Plan, str]:
