@@ -13,7 +13,7 @@ VARIABLE = "STREAMFLOW_EXPLORE"
 
 def replay_line(schedule: str) -> str:
     """What to type: the variable, and the command that runs this test or program again."""
-    return f"{VARIABLE}={shlex.quote(schedule)} {_command()}"
+    return f"{VARIABLE}={schedule} {_command()}"
 
 
 def _command() -> str:

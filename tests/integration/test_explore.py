@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import os
 import re
 import shlex
@@ -130,6 +131,24 @@ def test_a_failure_that_needs_two_deviations_keeps_two() -> None:
 
     failure = found(two_races)
     assert len(failure.deviations) == 2
+
+
+def test_shrinking_keeps_the_failure_that_was_found() -> None:
+    async def two_bugs(dev: sf.Device) -> None:
+        seen: list[str] = []
+        for name in "abcd":
+            dev.call(lambda stream, name=name: seen.append(name), stream=dev.stream())
+        await dev.synchronize()
+        if seen.index("a") > seen.index("b"):
+            raise ValueError if seen.index("c") > seen.index("d") else KeyError
+
+    needed: dict[type, set[int]] = {ValueError: set(), KeyError: set()}
+    for seed in range(60):
+        try:
+            explore(two_bugs, seeds=[seed])
+        except ExplorationFailed as failure:
+            needed[type(failure.__cause__)].add(len(failure.deviations))
+    assert needed == {ValueError: {2}, KeyError: {1}}
 
 
 def test_a_fault_and_a_failed_op_are_failures_too(loop: str) -> None:
@@ -265,6 +284,18 @@ def test_settings_are_those_given_but_for_the_clock(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("STREAMFLOW_STAGING_THREADS", "1")
     explore(main, seeds=0)
     assert seen[2].staging_threads == 1
+
+
+def test_the_garbage_collector_drops_no_array_during_a_run() -> None:
+    seen: list[bool] = []
+
+    async def main(dev: sf.Device) -> None:
+        seen.append(gc.isenabled())  # it would come at another moment of each run (R15)
+        await dev.zeros(16)
+
+    explore(main, seeds=1)
+    assert seen == [False, False]
+    assert gc.isenabled()
 
 
 def test_what_cannot_be_explored_is_refused(run) -> None:

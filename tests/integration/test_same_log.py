@@ -107,6 +107,16 @@ def test_a_log_shows_every_device_of_the_loop_but_no_waits(run) -> None:
     run(main)
 
 
+def test_calls_without_a_name_are_logged_without_their_number(run) -> None:
+    async def main() -> None:
+        async with virtual() as dev:
+            with dev.sim.log() as log:
+                await dev.call(lambda stream: None, reads=[], writes=[])
+            assert [entry.label for entry in log] == ["call"]
+
+    run(main)
+
+
 def test_two_logs_at_a_time_and_none_afterwards(run, add_one) -> None:
     async def main() -> None:
         async with virtual() as dev:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.machine import World
 
 __all__ = ["EventLog", "Logged"]
+
+_NUMBERED = re.compile(r"^call#\d+$")
 
 
 class Logged(NamedTuple):
@@ -39,7 +42,9 @@ class Logged(NamedTuple):
     def of(cls, command: Command, now_s: float) -> Logged:
         """The entry of a command that has just ended."""
         stream = command.stream
-        return cls(now_s, stream.gpu.index, stream.ordinal, stream.name, command.label)
+        # Ops without a name are numbered, and the numbers count on from run to run (R15).
+        label = _NUMBERED.sub("call", command.label)
+        return cls(now_s, stream.gpu.index, stream.ordinal, stream.name, label)
 
     def __str__(self) -> str:
         return f"{self.time_s:.9f} s  device {self.device}  {self.name}: {self.label}"

@@ -299,12 +299,15 @@ class Schedule:
     def ended(self, command: Command, now_s: float) -> None:
         """A command has ended."""
         self._num_ended += 1
-        if self.story is not None:
-            self.log.append(Logged.of(command, now_s))
         for held in self._held:
             held.num_passed += 1
-            if self.story is not None and len(held.passed) < _NUM_TOLD:
-                held.passed.append(f"{command.label!r} on {command.stream.name}")
+        if self.story is None:
+            return
+        entry = Logged.of(command, now_s)
+        self.log.append(entry)
+        for held in self._held:
+            if len(held.passed) < _NUM_TOLD:
+                held.passed.append(f"{entry.label!r} on {entry.name}")
 
     def next_turn(self) -> int:
         """How many completions the turn that begins may see."""
@@ -328,10 +331,11 @@ class Schedule:
         stream = command.stream
         # The order of release as the level: so it can be had again without the strategy.
         hold = Hold(self._world, stream.ordinal, held.number, self._num_released)
+        label = Logged.of(command, 0.0).label
         left_out = held.num_passed - len(held.passed)
         passed = ", ".join(held.passed) + (f" and {left_out} more" if left_out > 0 else "")
         return hold, (
-            f"{command.label!r} on {stream.name}, command {held.number} there, was held back; "
+            f"{label!r} on {stream.name}, command {held.number} there, was held back; "
             f"meanwhile ran: {passed}"
         )
 

@@ -188,6 +188,11 @@ def test_blocking_waits_let_go_what_is_held_back(open_lab):
     stream.sync()
     assert lab.log == ["held"]
 
+    lab = open_lab(key="instant", schedule="0.1,0.2")
+    stream = lab.stream()
+    lab.device.deallocate(lab.allocate(stream, 64), stream)
+    stream.sync()
+
 
 # -- strategies -------------------------------------------------------------------------------
 
@@ -329,3 +334,18 @@ def test_a_second_machine_of_a_run_has_deviations_of_its_own(open_lab):
     finally:
         IMPOSED.reset(token)
     assert logs == [["a1", "b1", "a2", "b2"], ["b1", "b2", "a1", "a2"]]
+
+
+def test_what_made_no_difference_is_not_in_the_story(open_lab):
+    imposed = Imposed(Plan.parse("0.1,0.2,@3=1"))
+    token = IMPOSED.set(imposed)
+    try:
+        lab = open_lab()
+    finally:
+        IMPOSED.reset(token)
+    stream = lab.stream()
+    lab.mark(stream, "alone")
+    lab.mark(stream, "still alone")
+    lab.run()
+    assert lab.log == ["alone", "still alone"]
+    assert imposed.story == []
