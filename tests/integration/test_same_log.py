@@ -128,7 +128,7 @@ def test_two_logs_at_a_time_and_none_afterwards(run, add_one) -> None:
                     await dev.launch(add_one, x, 16)
             await dev.launch(add_one, x, 16)
             assert (len(outer), len(inner)) == (2, 1)
-            assert dev._core.backend.world.watchers == []  # off is free
+            assert dev._core.backend.world.listeners == []  # off is free
 
     run(main)
 

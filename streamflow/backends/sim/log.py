@@ -68,7 +68,7 @@ class EventLog:
 
     def __enter__(self) -> EventLog:
         with self._world.lock:
-            self._world.watchers.append(self._note)
+            self._world.listeners.append(self._note)
         return self
 
     def __exit__(
@@ -78,7 +78,7 @@ class EventLog:
         trace: TracebackType | None,
     ) -> None:
         with self._world.lock:
-            self._world.watchers.remove(self._note)
+            self._world.listeners.remove(self._note)
 
     def __iter__(self) -> Iterator[Logged]:
         return iter(self.entries)

@@ -144,7 +144,7 @@ class World:
         Streams whose head can go on; drained before any call returns.
     schedule : Schedule or None
         Another order than the plain one; on the virtual clock only.
-    watchers : list of callable
+    listeners : list of callable
         Each called with every command that has ended, but waits, gates and marks, and the time.
     """
 
@@ -164,9 +164,9 @@ class World:
         self._in_flight: list[tuple[float, float, int, Command]] = []
         self.threads = None if self.is_virtual else EngineThreads(self)
         self.schedule = schedule
-        self.watchers: list[Callable[[Command, float], None]] = []
+        self.listeners: list[Callable[[Command, float], None]] = []
         if schedule is not None:
-            self.watchers.append(schedule.ended)
+            self.listeners.append(schedule.ended)
 
     # -- time ----------------------------------------------------------------------
 
@@ -312,7 +312,7 @@ class World:
         queue.popleft()
         stream.num_done += 1
         stream.num_work -= 1
-        if self.watchers:
+        if self.listeners:
             self._tell(command, now_s)
         if stream.waiters:
             self._release(stream)
@@ -348,14 +348,14 @@ class World:
                 return
             queue.popleft()
             stream.num_done += 1
-            if self.watchers and command.is_movable:
+            if self.listeners and command.is_movable:
                 self._tell(command, now_s)
             if stream.waiters:
                 self._release(stream)
 
     def _tell(self, command: Command, now_s: float) -> None:
-        for watcher in self.watchers:
-            watcher(command, now_s)
+        for listener in self.listeners:
+            listener(command, now_s)
 
     def _mark_dirty(self, engine: Engine) -> None:
         if self.threads is not None:
