@@ -85,6 +85,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "testing":  # only tests need it
+        from importlib import import_module
+
+        return import_module("streamflow.testing")
     if name == "__version__":  # reading metadata takes longer than the rest of this import
         from importlib.metadata import version
 

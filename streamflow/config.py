@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 __all__ = ["Settings", "SimOptions"]
 
 _MIB = 1 << 20
+_DEVIATION = r"(?:(?:\d+\.)?\d+\.\d+(?:=\d+)?|\d*@\d+=\d+)"
+_SCHEDULE = re.compile(
+    rf"|plain|(?:random|priority-inverting|starved):\d+|{_DEVIATION}(?:,{_DEVIATION})*", re.ASCII
+)
 
 
 def _default_pinned_budget_nbytes() -> int:
@@ -152,6 +157,10 @@ class SimOptions:
         Pools that run short reuse memory whose free is pending, with a wait for it.
     check_races : bool
         Report work that nothing orders after what it needs.
+    schedule : str
+        Another order of work than the plain one, among those that hardware could choose:
+        ``"random:17"``, or the deviations that ``streamflow.testing.explore`` found, such as
+        ``"3.2,@12=0"``. Needs the virtual clock.
     """
 
     clock: str = "wall"
@@ -167,6 +176,7 @@ class SimOptions:
     reuse_allow_opportunistic: bool = True
     reuse_allow_internal_dependencies: bool = True
     check_races: bool = True
+    schedule: str = ""
 
     def __post_init__(self) -> None:
         if self.clock not in ("wall", "virtual"):
@@ -181,6 +191,13 @@ class SimOptions:
         for name, rate in self.rates.items():
             if not rate >= 0:
                 raise ValueError(f"rates: {name} cannot be {rate}")
+        if not _SCHEDULE.fullmatch(self.schedule):
+            raise ValueError(
+                "schedule is 'random:SEED', 'priority-inverting:SEED', 'starved:SEED', 'plain', or "
+                f"deviations such as '3.2,5.1=2,@12=0'; found {self.schedule!r}"
+            )
+        if self.schedule and self.clock != "virtual":
+            raise ValueError(f"schedule={self.schedule!r} needs clock='virtual'")
 
     @classmethod
     def from_environment(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
-__all__ = ["add_open", "take_ended", "take_open"]
+__all__ = ["add_open", "open_on", "take_ended", "take_open"]
 
 _lock = threading.Lock()
 _open: set[Core] = set()
@@ -19,6 +19,13 @@ def add_open(core: Core) -> None:
     """Note a device that was entered, or that can't be given back yet."""
     with _lock:
         _open.add(core)
+
+
+def open_on(key: object) -> list[Core]:
+    """The open devices of one event loop, by its shell's key."""
+    with _lock:
+        found = [core for core in _open if core.shell.key is key]
+    return sorted(found, key=lambda core: core.backend.index)
 
 
 def take_open(core: Core) -> bool:

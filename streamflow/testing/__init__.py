@@ -16,12 +16,15 @@ from streamflow.testing.check import (
     check_kernel,
     check_kernel_async,
 )
+from streamflow.testing.explore import ExplorationFailed, Explored, explore
 
 __all__ = [
     "EDGE_SIZES",
     "SIZE",
     "Clock",
     "Controls",
+    "ExplorationFailed",
+    "Explored",
     "Gate",
     "KernelMismatch",
     "KernelNotChecked",
@@ -36,4 +39,5 @@ __all__ = [
     "Stall",
     "check_kernel",
     "check_kernel_async",
+    "explore",
 ]

@@ -125,3 +125,17 @@ def test_importing_touches_no_driver_and_no_backend() -> None:
     )
     assert result.stderr == ""
     assert result.stdout.split() == []  # R13
+
+
+def test_the_testing_kit_is_loaded_when_it_is_asked_for_and_brings_no_test_runner() -> None:
+    program = (
+        "import sys, streamflow\n"
+        "assert 'streamflow.testing' not in sys.modules\n"
+        "streamflow.testing.explore\n"
+        "print(*sorted({'pytest', 'hypothesis', 'trio', 'uvloop', 'cuda'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert result.stderr == ""
+    assert result.stdout.split() == []

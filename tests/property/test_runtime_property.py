@@ -247,10 +247,11 @@ def run_program(
     seed: int = 0,
     window: int = 8,
     is_traced: bool = False,
+    schedule: str = "",
 ) -> list[tuple[Any, ...]]:
     """Run and check; returns the schedule: kind, stream, start and end of every traced op."""
     configuration = Settings(
-        sim=SimOptions(clock="virtual", seed=seed, memory_nbytes=64 << 20),
+        sim=SimOptions(clock="virtual", seed=seed, memory_nbytes=64 << 20, schedule=schedule),
         window=window,
         compute_lanes=2,
         staging_threads=2,
@@ -322,6 +323,15 @@ def test_traced_programs_run_in_the_order_of_their_edges(
     program: list[tuple[str, int, int, int]], seed: int, window: int
 ) -> None:
     run_program(program, seed=seed, window=window, is_traced=True)
+
+
+@pytest.mark.parametrize("strategy", ["random", "priority-inverting", "starved"])
+@settings(quick, max_examples=60)
+@given(program=programs, seed=st.integers(0, 1000))
+def test_random_programs_under_other_legal_schedules(
+    strategy: str, program: list[tuple[str, int, int, int]], seed: int
+) -> None:
+    run_program(program, schedule=f"{strategy}:{seed}")
 
 
 @settings(quick, max_examples=12)

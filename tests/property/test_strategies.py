@@ -59,7 +59,6 @@ def test_programs_equal_numpy(loop: str, program: Program, seed: int) -> None:
     np.testing.assert_equal(run(program, seed, loop), program.expected())
 
 
-@pytest.mark.skipif("schedule" not in SIM_OPTIONS, reason="needs schedules")
 @quick
 @given(program=strategies.programs(), schedule=strategies.schedules())
 def test_programs_equal_numpy_on_every_schedule(program: Program, schedule: str) -> None:

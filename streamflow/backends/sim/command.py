@@ -59,9 +59,12 @@ class Command:
         A fault asked for through the controls: raised in place of running.
     pinned : PinnedBlock or None
         Host memory in use until it has ended.
+    is_movable : bool
+        Whether a schedule may hold it back, and logs show it: it does something by itself.
     """
 
     __slots__ = ("engine", "injected", "pinned", "stream")
+    is_movable = True
 
     def __init__(self, stream: SimStream, engine: Engine | None = None) -> None:
         self.stream = stream
@@ -325,6 +328,7 @@ class Wait(Command):
 
     __slots__ = ("position", "source")
     label = "wait"
+    is_movable = False
 
     def __init__(self, stream: SimStream, source: SimStream, position: int) -> None:
         self.stream = stream
@@ -347,6 +351,7 @@ class GateCommand(Command):
 
     __slots__ = ("is_open",)
     label = "gate"
+    is_movable = False
 
     def __init__(self, stream: SimStream) -> None:
         super().__init__(stream)
@@ -361,6 +366,7 @@ class Mark(Command):
 
     __slots__ = ("time_s",)
     label = "record"
+    is_movable = False
 
     def __init__(self, stream: SimStream) -> None:
         super().__init__(stream)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from streamflow.backends.sim.command import GateCommand
+from streamflow.backends.sim.log import EventLog
 from streamflow.backends.sim.memory_map import MemoryRow, read_memory_map
 from streamflow.backends.sim.report import Race
 from streamflow.backends.sim.stall import ENGINES, Stall, stall_engine, stall_stream
@@ -235,6 +236,13 @@ class Controls:
         return [] if races is None else [r for r in races.found if r.device == self._device.index]
 
     # -- faults ----------------------------------------------------------------------------
+
+    def log(self) -> EventLog:
+        """What ends while its ``with`` block runs, on every device of the loop, in order.
+
+        Launches, copies, fills, allocations and frees; not waits, records and gates.
+        """
+        return EventLog(self._device.world)
 
     @property
     def fault(self) -> Fault | None:

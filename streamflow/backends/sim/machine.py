@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.pool import SimPool
     from streamflow.backends.sim.predict import ContendedCost
     from streamflow.backends.sim.races import Place
+    from streamflow.backends.sim.schedule import Schedule
     from streamflow.backends.sim.stream import SimStream
     from streamflow.config import Settings, SimOptions
 
@@ -151,9 +153,13 @@ class World:
     races : RaceChecker or None
     runnable : deque of SimStream
         Streams whose head can go on; drained before any call returns.
+    schedule : Schedule or None
+        Another order than the plain one; on the virtual clock only.
+    listeners : list of callable
+        Each called with every command that has ended, but waits, gates and marks, and the time.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, schedule: Schedule | None = None) -> None:
         self.is_virtual = settings.sim.clock == "virtual"
         self.seed = settings.sim.seed
         self.lock = threading.RLock()
@@ -168,6 +174,10 @@ class World:
         self._dirty: list[Engine] = []
         self._in_flight: list[tuple[float, float, int, Command]] = []
         self.threads = None if self.is_virtual else EngineThreads(self)
+        self.schedule = schedule
+        self.listeners: list[Callable[[Command, float], None]] = []
+        if schedule is not None:
+            self.listeners.append(schedule.ended)
         self.races = RaceChecker(self) if settings.sim.check_races else None
         self.watcher = self.races or Watcher()
 
@@ -187,6 +197,8 @@ class World:
     def next_s(self) -> float | None:
         """When the next running work ends in virtual time; None if none runs."""
         self._start_ready()
+        if self.schedule is not None:
+            self._let_go(self.schedule)
         return self._in_flight[0][0] if self._in_flight else None
 
     def skip(self, seconds: float) -> float:
@@ -204,11 +216,30 @@ class World:
             self._driver = threading.get_ident()
             if num_busy_workers > self.num_blocked:
                 return False
+            if self.schedule is not None:
+                return self._take_turn(self.schedule, num_busy_workers, until_s)
             if until_s < inf:
                 next_s = self.next_s()
                 if next_s is None or next_s > until_s:
                     return False
             return self.step()
+
+    def _take_turn(self, schedule: Schedule, num_busy_workers: int, until_s: float) -> bool:
+        """One turn of the host, in which as much ends as the schedule says; maybe nothing."""
+
+        def can_step() -> bool:
+            next_s = self.next_s()
+            is_blocked = num_busy_workers <= self.num_blocked  # else a worker was just resumed
+            return is_blocked and next_s is not None and next_s <= until_s
+
+        if not can_step():
+            return False
+        num_ended, num_wanted = 0, schedule.next_turn()
+        while num_ended < num_wanted and can_step():
+            self.step()
+            num_ended += 1
+        schedule.turn_saw(num_ended)
+        return True
 
     def skip_to(self, num_busy_workers: int, time_s: float, may_jump: bool) -> bool:
         """:meth:`Backend.skip_to`."""
@@ -225,9 +256,15 @@ class World:
         """Complete one piece of work in virtual time; False when none runs."""
         if self._dirty:
             self._start_ready()
+        if self.schedule is not None:
+            self._let_go(self.schedule)
         if not self._in_flight:
             return False
         self._now_s, _, _, command = heappop(self._in_flight)
+        if command.engine is None:  # instant, but was held back
+            self.runnable.append(command.stream)
+            self.settle(self._now_s)
+            return True
         error: BaseException | None = command.injected
         if error is None:
             try:
@@ -250,6 +287,17 @@ class World:
                 end_s = self._now_s + command.duration_s()
                 heappush(self._in_flight, (end_s, tie, ordinal, command))
         self._dirty.clear()
+
+    def _let_go(self, schedule: Schedule) -> None:
+        """Start what was held back, if it is time."""
+        while (command := schedule.release(not self._in_flight)) is not None:
+            stream = command.stream
+            if command.engine is None:  # a step of its own, so that the host sees a move
+                heappush(self._in_flight, (self._now_s, 0.0, stream.ordinal, command))
+            else:
+                self.runnable.append(stream)
+                self.settle(self._now_s)
+                self._start_ready()
 
     # -- queues ----------------------------------------------------------------------
 
@@ -289,6 +337,8 @@ class World:
         queue.popleft()
         stream.num_done += 1
         stream.num_work -= 1
+        if self.listeners:
+            self._tell(command, now_s)
         if stream.waiters:
             self._release(stream)
         if queue:
@@ -303,9 +353,12 @@ class World:
 
     def _pump(self, stream: SimStream, now_s: float) -> None:
         queue = stream.queue
+        schedule = self.schedule
         while queue:
             command = queue[0]
             engine = command.engine
+            if schedule is not None and command.is_movable and schedule.holds(command):
+                return
             if engine is not None:
                 draw = stream.draw
                 tie = 0.0 if draw is None else draw()
@@ -320,8 +373,14 @@ class World:
                 return
             queue.popleft()
             stream.num_done += 1
+            if self.listeners and command.is_movable:
+                self._tell(command, now_s)
             if stream.waiters:
                 self._release(stream)
+
+    def _tell(self, command: Command, now_s: float) -> None:
+        for listener in self.listeners:
+            listener(command, now_s)
 
     def _mark_dirty(self, engine: Engine) -> None:
         if self.threads is not None:
@@ -359,13 +418,15 @@ class World:
         Work that an engine thread is running right now ends without a trace.
         """
         dropped = set(streams)
+        if self.schedule is not None:
+            self.schedule.forget(dropped)
         running = [e for e in self._in_flight if e[3].stream in dropped]
         if running:
             self._in_flight = [e for e in self._in_flight if e[3].stream not in dropped]
             heapify(self._in_flight)
             for *_, command in running:
-                assert command.engine is not None
-                command.engine.num_free += 1
+                if command.engine is not None:
+                    command.engine.num_free += 1
         for engine in {e for s in streams for e in s.gpu.engines()}:
             engine.ready = [e for e in engine.ready if e[4].stream not in dropped]
             heapify(engine.ready)

@@ -28,6 +28,7 @@ from streamflow.backends.sim.machine import Gpu, World
 if TYPE_CHECKING:
     from streamflow.backends.sim.command import Command
     from streamflow.backends.sim.races import Place
+    from streamflow.backends.sim.schedule import Schedule
     from streamflow.backends.sim.stream import SimStream
     from streamflow.config import Settings
 
@@ -134,7 +135,9 @@ class PredictingWorld(World):
     beside the loop's, and in which order threads call is not a function of the seed (rule R15).
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, schedule: Schedule | None = None) -> None:
+        if schedule is not None:
+            raise ValueError("predict=True tells the time of the plain run: it takes no schedule")
         super().__init__(settings)
         self._host_s = 0.0
         self._seen_s = 0.0  # the host's time when it last saw a completion

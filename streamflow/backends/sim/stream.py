@@ -39,14 +39,14 @@ class SimStream:
     draw : callable or None
         Draws this stream's tie-breaks from the seed; None for seed 0, where the stream
         made first wins.
+    name : str
+        For people; the layer above may give it another.
     num_work : int
         Launches, copies and fills outstanding (rule R7).
     seen : dict
         By ordinal, the position of other streams that work submitted here now is ordered
         after, by direct waits: what those streams had waited for is not followed, and only
         the last 64 streams are remembered.
-    name : str
-        What reports call it.
     clock, epoch, told
         What is ordered before the work submitted here next: see :mod:`.races`.
     num_proven : int
@@ -82,6 +82,7 @@ class SimStream:
         self.world = device.world
         self.id = next(_ids)
         self.ordinal = ordinal
+        self.name = f"stream #{ordinal}"
         self.priority = priority
         self.draw: Callable[[], float] | None = Random(f"{seed}/{ordinal}").random if seed else None
         self.queue: deque[Command] = deque()
@@ -92,7 +93,6 @@ class SimStream:
         self.waiters: list[tuple[int, int, SimStream | Blocker]] = []
         self.seen: dict[int, int] = {}
         self.is_closed = False
-        self.name = f"stream {ordinal}"
         self.clock: Clock = {}
         self.epoch = 0
         self.told: tuple[int, int] | None = None

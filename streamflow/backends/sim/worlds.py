@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 from streamflow.backends.sim.machine import World
 from streamflow.backends.sim.predict import PredictingWorld
+from streamflow.backends.sim.schedule import IMPOSED, Plan, Schedule
 from streamflow.config import Settings
 
 __all__ = ["enter_world", "leave_world"]
@@ -22,11 +24,19 @@ def enter_world(settings: Settings, loop_key: object) -> World:
     ValueError
         The world exists and runs by another clock.
     """
+    imposed = IMPOSED.get()
+    if imposed is not None:
+        settings = replace(settings, sim=replace(settings.sim, clock="virtual"))
     with _lock:
         world = _worlds.get(loop_key)
         if world is None:
             kind = PredictingWorld if settings.sim.predict else World
-            world = _worlds[loop_key] = kind(settings)
+            schedule = None
+            if imposed is not None:
+                schedule = imposed.begin()
+            elif settings.sim.schedule:
+                schedule = Schedule(Plan.parse(settings.sim.schedule))
+            world = _worlds[loop_key] = kind(settings, schedule)
         elif world.is_virtual != (settings.sim.clock == "virtual"):
             raise ValueError(
                 f"clock={settings.sim.clock!r}, but the devices already open on this event "

@@ -152,6 +152,7 @@ VALUES = {
     "reuse_allow_internal_dependencies": ("no", False),
     "check_races": ("false", False),
     "predict": ("1", True),
+    "schedule": ("random:17", "random:17"),
 }
 
 
@@ -163,7 +164,7 @@ def test_the_values_here_are_of_every_field():
 def test_each_field_is_read_from_its_variable(name):
     text, value = VALUES[name]
     environ = {f"STREAMFLOW_SIM_{name.upper()}": text}
-    if name == "predict":
+    if name in ("predict", "schedule"):
         environ["STREAMFLOW_SIM_CLOCK"] = "virtual"
     assert getattr(SimOptions(), name) != value
     assert getattr(SimOptions.from_environment(environ), name) == value
