@@ -12,8 +12,8 @@ import random
 import shlex
 import sys
 import types
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -116,24 +116,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Seed trio for the test itself: how often a fixture's threads wake it is not in our hands."""
     if not (item.stash.get(_USES_DEVICE, False) and "trio" in sys.modules):
         return (yield)
-    with _seeded_trio(item.config.stash[_SEED]):
+    from streamflow.testing.trio_order import seeded_trio
+
+    with seeded_trio(item.config.stash[_SEED]):
         return (yield)
-
-
-@contextmanager
-def _seeded_trio(seed: int) -> Iterator[None]:
-    """Let trio's scheduler, which shuffles the tasks of each turn, follow from ``seed``."""
-    from trio._core import _run
-
-    state, was_allowed = _run._r.getstate(), _run._ALLOW_DETERMINISTIC_SCHEDULING
-    # Not public, but what pytest-trio and Hypothesis set as well.
-    _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
-    _run._r.seed(seed)
-    try:
-        yield
-    finally:
-        _run._ALLOW_DETERMINISTIC_SCHEDULING = was_allowed  # type: ignore[misc]
-        _run._r.setstate(state)
 
 
 # -- the fixtures ----------------------------------------------------------------------------
