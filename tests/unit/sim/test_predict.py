@@ -177,8 +177,7 @@ def test_streams_share_the_memorys_rate(predicting, work):
             lab.device.fill(a, b"1234", nbytes // 4, stream)
         else:
             lab.device.copy_d2d(a + nbytes, a, nbytes, stream)
-    fixed_s = 1e-6 if work == "launch" else 0.0
-    assert finish(lab, *streams) == pytest.approx(3 * (fixed_s + nbytes / 1e12))
+    assert finish(lab, *streams) == pytest.approx(3 * (1e-6 + nbytes / 1e12))
 
 
 def fills_end_at(lab, *starts_and_alone_s):
@@ -211,14 +210,16 @@ FREE = dict.fromkeys((name for name in RATES if name.startswith("host_")), 0.0)
     ],
 )
 def test_each_piece_gets_an_equal_part_of_the_memorys_rate(predicting, pieces, ends):
-    lab = predicting(**FREE)
+    lab = predicting(**FREE, kernel_s=0.0)
     found = fills_end_at(lab, *((start * 1e-6, alone * 1e-6) for start, alone in pieces))
     assert [each * 1e6 for each in found] == pytest.approx(ends, abs=1e-2)
 
 
 def test_what_is_dropped_leaves_its_part_to_the_others(open_lab):
-    one = open_lab(predict=True, rates=RATES | FREE)
-    other = open_lab(predict=True, rates=RATES | FREE)  # the same device, opened twice
+    one = open_lab(predict=True, rates=RATES | FREE | {"kernel_s": 0.0})
+    other = open_lab(
+        predict=True, rates=RATES | FREE | {"kernel_s": 0.0}
+    )  # the same device, opened twice
     nbytes = 4 << 20
     for lab in (one, other):
         stream = lab.stream()
