@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ from streamflow.testing.measurements import (
 from streamflow.testing.measuring import Sizes
 
 __all__ = ["calibrate", "choose_gpu", "describe", "fit", "save"]
+
+_NUMBERS = re.compile(r"\[([-+.,\de\s]+)\]")
 
 
 def calibrate(
@@ -113,7 +116,10 @@ def choose_gpu(backend: str) -> str:
 def save(profile: Mapping[str, Any], path: Path) -> None:
     """Write a profile as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(profile, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(profile, indent=1)
+    # Repetitions on one line each: the file is for people too.
+    text = _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def describe(backend: Backend) -> dict[str, Any]:
@@ -123,9 +129,10 @@ def describe(backend: Backend) -> dict[str, Any]:
         "backend": backend.name,
         "host_cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "os": platform.platform(),
+        "os": platform.system(),
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "streamflow-cuda": "a checkout",
     }
     for package in ("streamflow-cuda", "cuda-core", "cuda-bindings", "numpy"):
         try:

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,10 @@ class Bench:
         """One block of one thread."""
         self.backend.launch(stream, self.one, self._kernels[spec], *args)
 
+    def launch_call(self, spec: KernelSpec, stream: Any, *args: Any) -> Callable[[], None]:
+        """What launches it, with as little Python as can be."""
+        return partial(self.backend.launch, stream, self.one, self._kernels[spec], *args)
+
     def spin(self, stream: Any, seconds: float) -> None:
         """Keep a stream busy."""
         self.launch(SPIN, stream, int(seconds * 1e9))
@@ -207,8 +212,7 @@ class Bench:
             num,
         )
         config = backend.launch_config((-(-num // 4 // 256) or 1, 1, 1), (256, 1, 1), 0)
-        kernel, launch = self._kernels[SCALE], backend.launch
-        return lambda: launch(stream, config, kernel, *args)
+        return partial(backend.launch, stream, config, self._kernels[SCALE], *args)
 
     def device_times(
         self, num: int, submit: Callable[[], object], streams: Sequence[Any] = (), nbytes: int = 0

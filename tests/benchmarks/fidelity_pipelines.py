@@ -12,6 +12,8 @@ import gc
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,8 +25,8 @@ from streamflow.backends.base import Backend
 from streamflow.backends.sim.cost import CostModel
 from streamflow.config import Settings, SimOptions
 from streamflow.testing.calibrate import calibrate, fit, save
-from streamflow.testing.measurements import measure_host
-from streamflow.testing.measuring import NOOP, Bench, Sizes
+from streamflow.testing.measurements import Measurements, measure_host
+from streamflow.testing.measuring import NOOP, Bench, Sizes, Times
 from tests.benchmarks.report import Options, Report, Sample
 
 _TINY = Sizes(
@@ -56,92 +58,108 @@ def _run(options: Options, report: Report, folder: Path) -> None:
     profile = calibrate(
         backend_name, sizes=sizes, settings=settings, say=lambda line: print(f"    {line}")
     )
-    backend = open_backend(backend_name, 0, settings, "measured")
-    try:
-        measured = {name: _repeat(backend, options, pipeline) for name, pipeline in PIPELINES}
-        again = _measure_host_again(backend, sizes)
-    finally:
-        backend.close()
-    profile["measurements_after"] = again
     for name, value in profile["runtime"].items():
         print(f"    runtime {name:<30} {value:.6g}")
-    path = folder / "profile.json"
-    save(profile, path)
-    _compare_hosts(report, profile, again)
+    backend = open_backend(backend_name, 0, settings, "measured")
+    try:
+        measured, between = _measure(backend, options, sizes)
+    finally:
+        backend.close()
+    profile["measurements_between"] = between
+    save(profile, folder / "profile.json")
+    later = profile | {"figures": fit(profile["measurements"] | between)}
+    save(later, folder / "profile-between.json")
+    _compare_hosts(report, profile, later)
+    predicted = predict(str(folder / "profile.json"), is_tiny=options.is_tiny)
+    predicted_later = predict(str(folder / "profile-between.json"), is_tiny=options.is_tiny)
     found: dict[str, Any] = {}
-    for name, pipeline in PIPELINES:
-        backend = open_backend("sim", 0, Settings(sim=_predicting(str(path))), "predicted")
-        try:
-            submitted_s, predicted_s = _once(backend, options, pipeline)
-        finally:
-            backend.close()
-        measured_ms = [1e3 * done_s for _, done_s in measured[name]]
-        submitting_ms = [1e3 * each_s for each_s, _ in measured[name]]
-        report.add(f"{name}: submitted", Sample(tuple(submitting_ms), "ms"))
-        median_ms = report.add(f"{name}: measured", Sample(tuple(measured_ms), "ms"))
-        report.add(f"{name}: predicted", Sample((1e3 * predicted_s,), "ms"))
-        ratio = 1e3 * predicted_s / median_ms
+    for name, times in measured.items():
+        submitting_ms, measured_ms = zip(*times, strict=True)
+        report.add(f"{name}: submitted", Sample(submitting_ms, "ms"))
+        median_ms = report.add(f"{name}: measured", Sample(measured_ms, "ms"))
+        submitted_ms, predicted_ms = predicted[name]
+        report.add(f"{name}: predicted", Sample((predicted_ms,), "ms"))
+        ratio, later_ratio = predicted_ms / median_ms, predicted_later[name][1] / median_ms
         report.target(f"{name}: predicted off by", abs(ratio - 1) * 100, "%", at_most=15)
         found[name] = {
             "submitted_ms": submitting_ms,
-            "submitted_predicted_ms": 1e3 * submitted_s,
+            "submitted_predicted_ms": submitted_ms,
             "measured_ms": measured_ms,
             "median_ms": median_ms,
-            "predicted_ms": 1e3 * predicted_s,
+            "predicted_ms": predicted_ms,
             "ratio": ratio,
+            "ratio_with_host_costs_from_between": later_ratio,
         }
     for name, each in found.items():
         print(
             f"  {name:<44} predicted {each['predicted_ms']:.3f} ms, "
-            f"measured {each['median_ms']:.3f} ms, ratio {each['ratio']:.3f}"
+            f"measured {each['median_ms']:.3f} ms, ratio {each['ratio']:.3f}; "
+            f"{each['ratio_with_host_costs_from_between']:.3f} with host costs from between"
         )
     text = json.dumps({"machine": profile["machine"], "pipelines": found}, indent=1)
     (folder / "pipelines.json").write_text(text + "\n", encoding="utf-8")
 
 
 def _predicting(profile: str) -> SimOptions:
-    return SimOptions(clock="virtual", predict=True, profile=profile, memory_nbytes=16 << 30)
+    return SimOptions(
+        clock="virtual",
+        predict=True,
+        profile=profile,
+        memory_nbytes=16 << 30,
+        check_races=False,  # what these kernels compute is nobody's business
+    )
 
 
-def _measure_host_again(backend: Backend, sizes: Sizes) -> dict[str, Any]:
-    """The host's costs once more: hosts have been seen to change their speed for minutes."""
-    bench = Bench(backend, sizes)
+def _measure(
+    backend: Backend, options: Options, sizes: Sizes
+) -> tuple[dict[str, list[tuple[float, float]]], Measurements]:
+    """Milliseconds of each pipeline (see :func:`_timed`), and the host's costs in between.
+
+    Hosts have been seen to change their speed, for minutes or for moments.
+    """
+    num_reps = options.sized(max(5, min(options.num_reps, 9)), 2)
+    between: dict[str, list[float]] = {}
+    benches = {name: Bench(backend, sizes) for name, _ in PIPELINES}
+    host = Bench(backend, replace(sizes, num_reps=1))
     try:
-        return {name: [times.as_dict()] for name, times in measure_host(bench)}
+        calls = {name: make(benches[name], options.is_tiny) for name, make in PIPELINES}
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+        for rep in range(num_reps + 1):
+            for name, call in calls.items():
+                times_ms = _timed(benches[name], call)
+                if rep:  # the first round warms up
+                    found[name].append(times_ms)
+            for name, times in measure_host(host):
+                between.setdefault(name, []).extend(times.values_s)
     finally:
-        bench.close()
+        for bench in (*benches.values(), host):
+            bench.close()
+    return found, {name: [Times(tuple(found)).as_dict()] for name, found in between.items()}
 
 
-def _compare_hosts(report: Report, profile: dict[str, Any], again: dict[str, Any]) -> None:
-    before = fit(profile["measurements"])
-    after = fit(profile["measurements"] | again)
+def _compare_hosts(report: Report, profile: dict[str, Any], later: dict[str, Any]) -> None:
     for name in CostModel.names():
         if name.startswith("host_"):
-            pair = [1e6 * fitted[name]["value"] for fitted in (before, after)]
-            report.add(f"{name}, before and after", Sample(tuple(pair), "us"))
+            pair = [1e6 * each["figures"][name]["value"] for each in (profile, later)]
+            report.add(f"{name}, before and between", Sample(tuple(pair), "us"))
 
 
-def _repeat(backend: Backend, options: Options, pipeline: Pipeline) -> list[tuple[float, float]]:
-    num_reps = options.sized(max(5, min(options.num_reps, 9)), 2)
-    bench = Bench(backend, Sizes())
-    try:
-        prepared = pipeline(bench, options.is_tiny)
-        prepared()
-        return [_timed(bench, prepared) for _ in range(num_reps)]
-    finally:
-        bench.close()
-
-
-def _once(backend: Backend, options: Options, pipeline: Pipeline) -> tuple[float, float]:
-    bench = Bench(backend, Sizes())
-    try:
-        return _timed(bench, pipeline(bench, options.is_tiny))
-    finally:
-        bench.close()
+def predict(profile: str, *, is_tiny: bool = False) -> dict[str, tuple[float, float]]:
+    """Predicted milliseconds of each pipeline, as :func:`_timed`; needs no GPU."""
+    found = {}
+    for name, make in PIPELINES:
+        backend = open_backend("sim", 0, Settings(sim=_predicting(profile)), "predicted")
+        try:
+            bench = Bench(backend, Sizes())
+            found[name] = _timed(bench, make(bench, is_tiny))
+            bench.close()
+        finally:
+            backend.close()
+    return found
 
 
 def _timed(bench: Bench, submit: Callable[[], None]) -> tuple[float, float]:
-    """Seconds until all is submitted, and until it is done."""
+    """Milliseconds until all is submitted, and until it is done."""
     backend = bench.backend
     backend.synchronize_blocking()
     gc.collect()
@@ -151,7 +169,7 @@ def _timed(bench: Bench, submit: Callable[[], None]) -> tuple[float, float]:
         submit()
         submitted_s = backend.clock_s()
         bench.event.sync()
-        return submitted_s - start_s, backend.clock_s() - start_s
+        return 1e3 * (submitted_s - start_s), 1e3 * (backend.clock_s() - start_s)
     finally:
         gc.enable()
 
@@ -219,7 +237,10 @@ def compute_bound(bench: Bench, is_tiny: bool) -> Callable[[], None]:
 
 
 def launch_bound(bench: Bench, is_tiny: bool) -> Callable[[], None]:
-    """2 000 tiny kernels in a chain, each with an event; it changes streams every eighth."""
+    """2 000 tiny kernels in a chain, each with an event; it changes streams every eighth.
+
+    The calls are made ready beforehand, so that next to none of the time is Python's.
+    """
     backend, streams = bench.backend, bench.streams
     num, window = (100, 16) if is_tiny else (2000, 256)
     address = bench.allocate(1 << 12, streams[0])
@@ -227,19 +248,21 @@ def launch_bound(bench: Bench, is_tiny: bool) -> Callable[[], None]:
     x = backend.array_argument(address, (16,), np.dtype(np.float32))
     y = backend.array_argument(address + 2048, (16,), np.dtype(np.float32))
     ring = [backend.create_event() for _ in range(2 * window)]
+    calls: list[Callable[[], object]] = []
+    stream = streams[0]
+    for place in range(num):
+        event = ring[place % len(ring)]
+        calls += bench.launch_call(NOOP, stream, x, y, 5), partial(stream.record, event)
+        if place % 8 == 7:
+            stream = streams[place // 8 % 2]
+            calls.append(partial(stream.wait, event))
+        if place % window == window - 1 and place >= window:  # as a window bounds queues
+            calls.append(ring[(place - window) % len(ring)].sync)
+    calls.append(partial(stream.record, bench.event))
 
     def call() -> None:
-        stream = streams[0]
-        for place in range(num):
-            bench.launch(NOOP, stream, x, y, 5)
-            event = ring[place % len(ring)]
-            stream.record(event)
-            if place % 8 == 7:
-                stream = streams[place // 8 % 2]
-                stream.wait(event)
-            if place % window == window - 1 and place >= window:  # as a window bounds queues
-                ring[(place - window) % len(ring)].sync()
-        stream.record(bench.event)
+        for each in calls:
+            each()
 
     return call
 
@@ -249,16 +272,3 @@ PIPELINES: tuple[tuple[str, Pipeline], ...] = (
     ("compute bound: fork and join", compute_bound),
     ("launch bound: a chain of tiny kernels", launch_bound),
 )
-
-
-def predict(profile: str) -> dict[str, float]:
-    """Predicted milliseconds with a profile, for fitting again without a GPU."""
-    found = {}
-    options = Options("sim")
-    for name, pipeline in PIPELINES:
-        backend = open_backend("sim", 0, Settings(sim=_predicting(profile)), "predicted")
-        try:
-            found[name] = 1e3 * _once(backend, options, pipeline)[1]
-        finally:
-            backend.close()
-    return found

@@ -45,7 +45,7 @@ def test_what_was_not_measured_is_assumed_and_says_so(profile):
 def test_a_profile_says_what_it_was_taken_on(profile):
     machine = profile["machine"]
     assert machine["card"].startswith("Simulated")
-    assert {"backend", "host_cpu", "cores", "python", "date"} <= machine.keys()
+    assert {"backend", "host_cpu", "cores", "python", "date", "streamflow-cuda"} <= machine.keys()
     assert profile["runtime"]["put_bytes_per_s"] > 0
     assert profile["runtime"]["launch_s"] >= ODD["host_launch_s"]
 

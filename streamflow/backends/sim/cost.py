@@ -21,7 +21,7 @@ class CostModel:
     Attributes
     ----------
     copy_latency_s : float
-        Fixed part of every copy and fill.
+        Fixed part of every copy in, out, and between devices.
     h2d_rate, d2h_rate : float
         Pinned copies, one direction at a time.
     h2d_duplex_rate, d2h_duplex_rate : float
@@ -35,7 +35,7 @@ class CostModel:
     memory_rate : float
         Bytes that a kernel reads plus those it writes.
     kernel_s : float
-        Fixed part of every kernel.
+        Fixed part of every kernel, fill, and copy within the device.
     host_launch_s, host_argument_s : float
         What a launch takes its caller, and each of its arguments.
     host_copy_s, host_fill_s, host_record_s, host_wait_s : float
@@ -107,8 +107,8 @@ class CostModel:
         return self.copy_latency_s + nbytes / self.d2h_rate
 
     def d2d_s(self, nbytes: int) -> float:
-        """Within one device."""
-        return self.copy_latency_s + nbytes / self.d2d_rate
+        """Within one device, where the copy is a kernel."""
+        return self.kernel_s + nbytes / self.d2d_rate
 
     def peer_s(self, nbytes: int) -> float:
         """Between two devices."""
@@ -116,7 +116,7 @@ class CostModel:
 
     def fill_s(self, nbytes: int) -> float:
         """Write a pattern."""
-        return self.copy_latency_s + nbytes / self.fill_rate
+        return self.kernel_s + nbytes / self.fill_rate
 
     def launch_s(self, nbytes: int) -> float:
         """Run a kernel that touches each byte of its array arguments once."""

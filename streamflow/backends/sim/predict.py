@@ -6,10 +6,9 @@ cost; a command reaches its stream at the time at which its call has ended; a wa
 cursor to the completion that it was for. Commands that the host has submitted and the device
 doesn't know of yet *arrive*, as time passes, and from then on the machine is the same.
 
-Contention is decided as work starts. A copy runs at the rate for both directions if the
-other one is busy then. What moves bytes through the device's memory is served one after the
-other: big kernels of several streams share the memory's rate, and which of them is served
-first makes no difference to when all are done.
+Engines slow each other down. A copy that starts while the other direction is busy runs at the
+rate for both. What moves bytes through the device's memory shares its rate equally: kernels
+without a cost of their own, fills, and copies within the device.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from streamflow.backends.sim.command import Launch
+from streamflow.backends.sim.command import CopyD2D, Fill, Launch
 from streamflow.backends.sim.cost import CostModel
 from streamflow.backends.sim.machine import Gpu, World
 
@@ -32,23 +31,22 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.stream import SimStream
     from streamflow.config import Settings
 
-__all__ = ["ContendedCost", "PredictingWorld"]
+__all__ = ["ContendedCost", "PredictingWorld", "Sharing"]
 
 
 class ContendedCost:
-    """A device's cost model while it runs: what takes how long, started now.
+    """A device's cost model while it runs: what copies take that start now.
 
-    Every method is asked once for each command, when it starts.
+    Asked once for each command, when it starts.
     """
 
-    __slots__ = ("_gpu", "_memory_free_s", "_world", "kernel_s", "model")
+    __slots__ = ("_gpu", "kernel_s", "model", "sharing")
 
-    def __init__(self, gpu: Gpu, world: PredictingWorld) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         self.model = gpu.model
         self.kernel_s = gpu.model.kernel_s
+        self.sharing = Sharing()
         self._gpu = gpu
-        self._world = world
-        self._memory_free_s = 0.0
 
     def h2d_s(self, nbytes: int) -> float:
         """Host to device."""
@@ -67,16 +65,16 @@ class ContendedCost:
         return self.model.peer_s(nbytes)
 
     def d2d_s(self, nbytes: int) -> float:
-        """Within one device."""
-        return self._after_memory(self.model.copy_latency_s, nbytes / self.model.d2d_rate)
+        """Within one device, alone."""
+        return self.model.d2d_s(nbytes)
 
     def fill_s(self, nbytes: int) -> float:
-        """Write a pattern."""
-        return self._after_memory(self.model.copy_latency_s, nbytes / self.model.fill_rate)
+        """Write a pattern, alone."""
+        return self.model.fill_s(nbytes)
 
     def launch_s(self, nbytes: int) -> float:
-        """Run a kernel that touches each byte of its array arguments once."""
-        return self._after_memory(self.kernel_s, nbytes / self.model.memory_rate)
+        """Run a kernel that touches each byte of its array arguments once, alone."""
+        return self.model.launch_s(nbytes)
 
     def _is_duplex(self) -> bool:
         """Both directions are busy, or about to start."""
@@ -85,11 +83,60 @@ class ContendedCost:
             return False
         return all(engine.num_free == 0 or engine.ready for engine in (h2d, d2h))
 
-    def _after_memory(self, fixed_s: float, memory_s: float) -> float:
-        now_s = self._world.device_s
-        end_s = max(now_s + fixed_s, self._memory_free_s) + memory_s
-        self._memory_free_s = end_s
-        return end_s - now_s
+
+class Sharing:
+    """The work that shares a device's memory: each running piece gets an equal part of its rate.
+
+    Pieces are told by what they would still take alone. While ``n`` of them run, each
+    gets on by a second in ``n``. So all ends are known as soon as the last piece has started.
+    """
+
+    __slots__ = ("_at_s", "_left_s")
+
+    def __init__(self) -> None:
+        self._at_s = 0.0
+        self._left_s: dict[Command, float] = {}
+
+    def __contains__(self, command: Command) -> bool:
+        return command in self._left_s
+
+    def reach(self, now_s: float) -> None:
+        """Let the pieces get on up to ``now_s``; what has ended by then is forgotten."""
+        ends_s = self.ends_s()
+        passed_s, self._at_s = now_s - self._at_s, now_s
+        # Each has got on by as much as one that still runs, or else it has ended.
+        done_s = before_s = 0.0
+        num = len(self._left_s)
+        for command in sorted(self._left_s, key=self._left_s.__getitem__):
+            left_s = self._left_s[command]
+            step_s = min(left_s - before_s, passed_s / num)
+            done_s += step_s
+            passed_s -= step_s * num
+            before_s, num = left_s, num - 1
+        self._left_s = {
+            command: left_s - done_s
+            for command, left_s in self._left_s.items()
+            if ends_s[command] > now_s
+        }
+
+    def add(self, command: Command, alone_s: float) -> None:
+        """A piece has started, at the moment reached."""
+        self._left_s[command] = alone_s
+
+    def drop(self, streams: set[SimStream]) -> None:
+        """Forget the pieces of these streams."""
+        self._left_s = {c: left_s for c, left_s in self._left_s.items() if c.stream not in streams}
+
+    def ends_s(self) -> dict[Command, float]:
+        """When each piece ends if no other starts."""
+        end_s, before_s, num = self._at_s, 0.0, len(self._left_s)
+        found = {}
+        for command in sorted(self._left_s, key=self._left_s.__getitem__):
+            left_s = self._left_s[command]
+            end_s += (left_s - before_s) * num
+            before_s, num = left_s, num - 1
+            found[command] = end_s
+        return found
 
 
 class _Charges(Counter[str]):
@@ -127,6 +174,19 @@ class _Charges(Counter[str]):
             self._charge(cost_s)
 
 
+def _uses_memory(command: Command) -> bool:
+    """Whether its time is that of the bytes it moves through the device's memory."""
+    if isinstance(command, Launch):
+        return command.kernel.cost_s is None
+    return isinstance(command, Fill | CopyD2D)
+
+
+def _sharing_of(command: Command) -> Sharing:
+    cost = command.stream.gpu.cost
+    assert isinstance(cost, ContendedCost)
+    return cost.sharing
+
+
 class PredictingWorld(World):
     """Virtual time with a host that takes some; see the top of this file.
 
@@ -144,16 +204,11 @@ class PredictingWorld(World):
         self._arriving: list[tuple[float, int, int, Command]] = []
         self._last_s: dict[int, float] = {}  # by stream: when the newest on its way arrives
 
-    @property
-    def device_s(self) -> float:
-        """How far the devices have come; the host is never behind."""
-        return self._now_s
-
     def now_s(self) -> float:
         return max(self._now_s, self._host_s)
 
     def cost_of(self, gpu: Gpu) -> ContendedCost:
-        return ContendedCost(gpu, self)
+        return ContendedCost(gpu)
 
     def make_counter(self, gpu: Gpu) -> Counter[str]:
         charges = _Charges()
@@ -203,13 +258,39 @@ class PredictingWorld(World):
         # A step of its own: what was waited for may have been passed by arriving alone.
         return self._admit() or super().step()
 
+    # -- sharing ---------------------------------------------------------------------
+
+    def _start_ready(self) -> None:
+        super()._start_ready()
+        started = [
+            (sharing, command, end_s)
+            for end_s, _, _, command in self._in_flight
+            if _uses_memory(command) and command not in (sharing := _sharing_of(command))
+        ]
+        for sharing, command, end_s in started:
+            sharing.reach(self._now_s)
+            sharing.add(command, end_s - self._now_s)
+        if started:
+            self._end_anew({sharing for sharing, _, _ in started})
+
+    def _end_anew(self, sharings: set[Sharing]) -> None:
+        """Have what these run end when it ends by now."""
+        ends_s = {command: end_s for each in sharings for command, end_s in each.ends_s().items()}
+        self._in_flight = [(ends_s.get(e[3], e[0]), *e[1:]) for e in self._in_flight]
+        heapify(self._in_flight)
+
     def abandon(self, streams: list[SimStream]) -> None:
         dropped = set(streams)
+        sharings = {_sharing_of(command) for *_, command in self._in_flight}
+        for sharing in sharings:
+            sharing.reach(self._now_s)
+            sharing.drop(dropped)
         for entry in self._arriving:
             if entry[3].stream in dropped and entry[3].pinned is not None:
                 entry[3].pinned.drop()
         self._arriving = [entry for entry in self._arriving if entry[3].stream not in dropped]
         heapify(self._arriving)
+        self._end_anew(sharings)
         super().abandon(streams)
 
     # -- the host's time -------------------------------------------------------------

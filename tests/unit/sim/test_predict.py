@@ -177,8 +177,60 @@ def test_streams_share_the_memorys_rate(predicting, work):
             lab.device.fill(a, b"1234", nbytes // 4, stream)
         else:
             lab.device.copy_d2d(a + nbytes, a, nbytes, stream)
-    fixed_s = 1e-6 if work == "launch" else 0.0
-    assert finish(lab, *streams) == pytest.approx(fixed_s + 3 * nbytes / 1e12)
+    assert finish(lab, *streams) == pytest.approx(3 * (1e-6 + nbytes / 1e12))
+
+
+def fills_end_at(lab, *starts_and_alone_s):
+    """When fills on streams of their own end: each begins at a time, and takes so long alone."""
+    ends = []
+    for start_s, alone_s in starts_and_alone_s:
+        stream, count = lab.stream(), int(alone_s * 1e12) // 4
+        address = lab.allocate(stream, 4 * count)
+        if start_s:
+            spin(lab, stream, start_s)
+        lab.device.fill(address, b"1234", count, stream)
+        ends.append(lab.record(stream, timing=True))
+    lab.run()
+    return [event.time_s() for event in ends]
+
+
+FREE = dict.fromkeys((name for name in RATES if name.startswith("host_")), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "ends"),
+    [
+        ([(0, 10)], [10]),
+        ([(0, 10), (0, 10)], [20, 20]),
+        ([(0, 10), (0, 30)], [20, 40]),  # 10 of each by 20, then the longer one alone
+        ([(0, 30), (0, 10), (0, 20)], [60, 30, 50]),
+        ([(0, 20), (10, 20)], [30, 40]),  # 10 alone, 10 more of both by 30, then 10 alone
+        ([(0, 10), (20, 10)], [10, 30]),  # they never meet
+        ([(0, 30), (20, 10), (30, 10)], [45, 45, 50]),  # 5 of each of three from 30 to 45
+    ],
+)
+def test_each_piece_gets_an_equal_part_of_the_memorys_rate(predicting, pieces, ends):
+    lab = predicting(**FREE, kernel_s=0.0)
+    found = fills_end_at(lab, *((start * 1e-6, alone * 1e-6) for start, alone in pieces))
+    assert [each * 1e6 for each in found] == pytest.approx(ends, abs=1e-2)
+
+
+def test_what_is_dropped_leaves_its_part_to_the_others(open_lab):
+    one = open_lab(predict=True, rates=RATES | FREE | {"kernel_s": 0.0})
+    other = open_lab(
+        predict=True, rates=RATES | FREE | {"kernel_s": 0.0}
+    )  # the same device, opened twice
+    nbytes = 4 << 20
+    for lab in (one, other):
+        stream = lab.stream()
+        lab.device.fill(lab.allocate(stream, nbytes), b"1234", nbytes // 4, stream)
+    end = other.record(stream, timing=True)
+    half = one.stream()
+    spin(one, half, nbytes / 1e12)  # by then half of each is done
+    half.sync()
+    one.device.close()
+    other.run()
+    assert end.time_s() == pytest.approx(1.5 * nbytes / 1e12)
 
 
 def test_kernels_with_a_cost_of_their_own_share_nothing(predicting):
