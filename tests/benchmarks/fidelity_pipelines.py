@@ -79,13 +79,16 @@ def _run(options: Options, report: Report, folder: Path) -> None:
         median_ms = report.add(f"{name}: measured", Sample(measured_ms, "ms"))
         submitted_ms, predicted_ms = predicted[name]
         report.add(f"{name}: predicted", Sample((predicted_ms,), "ms"))
-        ratio, later_ratio = predicted_ms / median_ms, predicted_later[name][1] / median_ms
+        # A host that does something else, or runs slower for a while, is not predicted.
+        fastest_ms = min(measured_ms)
+        ratio, later_ratio = predicted_ms / fastest_ms, predicted_later[name][1] / fastest_ms
         report.target(f"{name}: predicted off by", abs(ratio - 1) * 100, "%", at_most=15)
         found[name] = {
             "submitted_ms": submitting_ms,
             "submitted_predicted_ms": submitted_ms,
             "measured_ms": measured_ms,
             "median_ms": median_ms,
+            "fastest_ms": fastest_ms,
             "predicted_ms": predicted_ms,
             "ratio": ratio,
             "ratio_with_host_costs_from_between": later_ratio,
@@ -93,8 +96,9 @@ def _run(options: Options, report: Report, folder: Path) -> None:
     for name, each in found.items():
         print(
             f"  {name:<44} predicted {each['predicted_ms']:.3f} ms, "
-            f"measured {each['median_ms']:.3f} ms, ratio {each['ratio']:.3f}; "
-            f"{each['ratio_with_host_costs_from_between']:.3f} with host costs from between"
+            f"fastest measured {each['fastest_ms']:.3f} ms, ratio {each['ratio']:.3f}; "
+            f"{each['ratio_with_host_costs_from_between']:.3f} with host costs from between; "
+            f"{each['predicted_ms'] / each['median_ms']:.3f} to the median"
         )
     text = json.dumps({"machine": profile["machine"], "pipelines": found}, indent=1)
     (folder / "pipelines.json").write_text(text + "\n", encoding="utf-8")

@@ -182,7 +182,7 @@ class Hold:
 
     async def begun(self):
         """The kernel was compiled: requests that come now are behind it."""
-        await until(lambda: all(op.state != "parked" for op in self.ops))
+        await until(lambda: all(op.state is not sf.OpState.PARKED for op in self.ops))
 
     def release(self):
         if self.gate is not None:
