@@ -64,6 +64,13 @@ def stress(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Make one mistake at a time, and see the tests notice each."""
+    _install(session, "test", "demo", "nvrtc")
+    session.run("python", "tests/house/mutants.py", *session.posargs, env=NO_BACKEND_SET)
+
+
+@nox.session
 def gpu(session: nox.Session) -> None:
     """Run the tests that need a CUDA device."""
     _install(session, "nvrtc", "test")

@@ -9,7 +9,7 @@ from functools import partial
 import anyio
 import numpy as np
 import pytest
-from support import virtual
+from support import turns, virtual
 
 import streamflow as sf
 
@@ -219,5 +219,26 @@ def test_a_host_copy_between_ndarrays_is_a_host_task(run):
             a, b = np.arange(5.0), np.zeros(5)
             assert (await dev.copy(b, a)) is b
             assert (b == a).all()
+
+    run(main)
+
+
+def test_r15_results_arrive_in_the_order_of_their_ops_however_the_threads_end(run):
+    async def main():
+        async with virtual(host_workers=3) as dev:
+            ended = [threading.Event() for _ in range(4)]
+            ended[3].set()
+
+            def after_the_next(place):
+                assert ended[place + 1].wait(10)
+                ended[place].set()
+
+            order = []
+            ops = [dev.host(after_the_next, place) for place in range(3)]
+            for place, op in enumerate(ops):
+                op.add_done_callback(lambda _, place=place: order.append(place))
+            await sf.gather(*ops)
+            await turns()
+            assert order == [0, 1, 2]
 
     run(main)

@@ -229,3 +229,23 @@ def test_switched_off_it_says_nothing(run):
         await dev.get(dev.empty(4, np.float32))
 
     assert run(lambda: races_of(program, check_races=False)) is None
+
+
+def test_small_copies_keep_their_pinned_blocks_until_they_are_done(run):
+    async def main():
+        async with virtual() as dev:
+            with dev.sim.gate("h2d"):
+                arrays = [dev.put(np.full(256, value, np.int32)) for value in range(20)]
+            for value, array in enumerate(arrays):
+                assert (await dev.get(array) == value).all()
+
+    run(main)
+
+
+def test_staging_fills_a_chunk_again_once_its_copy_is_done(run):
+    async def main():
+        source = np.random.default_rng(0).integers(0, 255, 1 << 20, np.uint8)
+        async with virtual(staging_in_nbytes=65536, staging_threads=1) as dev:
+            assert (await dev.get(dev.put(source)) == source).all()
+
+    run(main)

@@ -161,3 +161,17 @@ def test_one_copy_runs_at_a_time_each_way(lab):
         lab.device.copy_h2d(lab.allocate(stream, 4096), host, 4096, stream)
     lab.run()
     assert lab.device.clock_s() == pytest.approx(3 * cost.h2d_s(4096))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_body_that_overflows_or_divides_by_zero_says_nothing_as_on_a_gpu(lab):
+    found = []
+
+    def body() -> None:
+        big = np.full(1, 3e38, np.float32)
+        found.extend([*(big * 2), *(big / np.float32(0)), *(big * np.float32(np.inf) * 0)])
+
+    lab.launch(lab.stream(), body)
+    lab.run()
+    assert np.isinf(found[:2]).all()
+    assert np.isnan(found[2])
