@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from streamflow.backends.sim.checksum import checksum
 from streamflow.backends.sim.kernel import SimArray
-from streamflow.backends.sim.races import checksum
 
 if TYPE_CHECKING:
     from streamflow.backends.sim.kernel import SimKernel

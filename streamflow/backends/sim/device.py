@@ -17,6 +17,7 @@ from streamflow.backends.base import (
     PoolInfo,
 )
 from streamflow.backends.sim import pinned
+from streamflow.backends.sim.checksum import checksum
 from streamflow.backends.sim.command import (
     Allocate,
     Command,
@@ -33,7 +34,6 @@ from streamflow.backends.sim.event import SimEvent
 from streamflow.backends.sim.kernel import LaunchConfig, SimArray, SimKernel
 from streamflow.backends.sim.machine import Gpu
 from streamflow.backends.sim.pool import SimPool
-from streamflow.backends.sim.races import checksum
 from streamflow.backends.sim.stream import SimStream
 from streamflow.backends.sim.worlds import enter_world, leave_world
 from streamflow.config import Settings

@@ -13,17 +13,16 @@ write and, for each stream, the last read since.
 from __future__ import annotations
 
 import threading
-import zlib
 from bisect import bisect_right
 from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 from streamflow.backends.base import Doing
 from streamflow.backends.origin import caller, describe
+from streamflow.backends.sim.checksum import sampled_checksum
 from streamflow.backends.sim.report import Race, RaceKind, RacingOp
 
 if TYPE_CHECKING:
@@ -39,8 +38,6 @@ __all__ = [
     "RaceChecker",
     "Shadow",
     "Watcher",
-    "checksum",
-    "sampled_checksum",
 ]
 
 Clock = dict[int, int]
@@ -49,8 +46,6 @@ Clock = dict[int, int]
 _NUM_KEPT = 32
 _NUM_STREAMS_MAX = 256
 _NUM_RACES_MAX = 100
-_WHOLE_NBYTES = 64 << 10
-_NUM_SAMPLES = 16
 _serials = count(1)
 
 
@@ -457,34 +452,3 @@ def _joined(clock: Clock, other: Clock, stream_id: int = 0, position: int = 0) -
     if merged.get(stream_id, 0) < position:
         merged[stream_id] = position
     return merged
-
-
-def checksum(memory: npt.NDArray[np.uint8]) -> int:
-    """Of all bytes: exact for small memory, at the speed of memory for large."""
-    if memory.nbytes <= _WHOLE_NBYTES:
-        return zlib.crc32(memory.data)
-    whole = memory.nbytes & ~7
-    words = memory[:whole].view(np.uint64)
-    return hash((int(np.bitwise_xor.reduce(words)), memory[whole:].tobytes()))
-
-
-def sampled_checksum(array: npt.NDArray[Any]) -> int:
-    """Of an array of any layout: of all elements if it is small, else of stretches of it.
-
-    0 for what has fields and gaps between its elements: copying leaves padding undefined.
-    """
-    if array.flags.c_contiguous:
-        flat: Any = array.reshape(-1).view(np.uint8)
-    elif array.dtype.fields is None:
-        flat = array.flat
-    else:
-        return 0
-    num = len(flat)
-    if array.nbytes <= _WHOLE_NBYTES:
-        return zlib.crc32(flat[:num].tobytes())
-    length = _WHOLE_NBYTES // _NUM_SAMPLES * num // array.nbytes + 1
-    value = 0
-    for number in range(_NUM_SAMPLES):
-        start = number * (num - length) // (_NUM_SAMPLES - 1)
-        value = zlib.crc32(flat[start : start + length].tobytes(), value)
-    return value

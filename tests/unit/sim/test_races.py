@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamflow.backends.base import Access
-from streamflow.backends.sim.races import checksum, sampled_checksum
+from streamflow.backends.sim.checksum import checksum, sampled_checksum
 from streamflow.backends.sim.report import RaceKind
 
 NBYTES = 64
@@ -370,6 +370,19 @@ def test_a_checksum_sees_each_byte(nbytes):
         memory[place] ^= 1
         assert checksum(memory) != before
         memory[place] ^= 1
+
+
+@pytest.mark.parametrize("nbytes", [4096, 1 << 20])
+def test_a_checksum_sees_one_constant_become_another(nbytes):
+    values = [0, 1, 0x80, 255]
+    sums = {checksum(np.full(nbytes, value, np.uint8)) for value in values}
+    assert len(sums) == len(values)
+
+
+def test_a_checksum_sees_signs_flip_and_parts_change_places():
+    numbers = np.arange(1, 1 + (1 << 17), dtype=np.float64)
+    sums = {checksum(each.view(np.uint8)) for each in (numbers, -numbers, np.roll(numbers, 1024))}
+    assert len(sums) == 3
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (100_000,), (400, 500), (2, 100_000)])
