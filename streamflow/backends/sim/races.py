@@ -201,6 +201,7 @@ class RaceChecker(Watcher):
         self._workers: dict[int, _Actor] = {}
         self._history: dict[int, deque[tuple[int, int]]] = {}  # what the loop saw when
         self._known: set[int] = set()  # streams whose uses are still looked at
+        self._num_known_max = _NUM_STREAMS_MAX
 
     # -- who knows what ------------------------------------------------------------------
 
@@ -251,7 +252,7 @@ class RaceChecker(Watcher):
         if is_loop:
             actor.epoch += 1
         for stream_id, position in clock.items():
-            if seen.get(stream_id, 0) < position:
+            if seen.get(stream_id, 0) < position and stream_id in self._known:
                 seen[stream_id] = position
                 if is_loop:
                     history = self._history.get(stream_id)
@@ -263,9 +264,9 @@ class RaceChecker(Watcher):
 
     def created(self, stream: SimStream) -> None:
         """A stream was made."""
-        self._known.add(stream.id)
-        if len(self._known) > _NUM_STREAMS_MAX:
+        if len(self._known) >= self._num_known_max:
             self._forget_streams()
+        self._known.add(stream.id)
 
     def entered(self, stream: SimStream) -> None:
         """The caller submits to ``stream``: what comes there is after all that it knows."""
@@ -273,23 +274,37 @@ class RaceChecker(Watcher):
         if actor is self._loop:
             stream.epoch = actor.epoch
         elif stream.told != (mark := (actor.serial, actor.num_seen)):
-            stream.told = mark
-            stream.clock = _joined(stream.clock, actor.seen)
-            stream.epoch = max(stream.epoch, actor.epoch)
+            with self._lock:  # a record doesn't hold it
+                stream.told = mark
+                stream.clock = self._joined(stream.clock, actor.seen)
+                stream.epoch = max(stream.epoch, actor.epoch)
 
     def waited(self, stream: SimStream, place: Place) -> None:
         """``stream`` waits for ``place``."""
         source, position, clock, epoch = place
-        stream.clock = _joined(stream.clock, clock, source.id, position)
+        stream.clock = self._joined(stream.clock, {**clock, source.id: position})
         stream.epoch = max(stream.epoch, epoch)
 
     def _forget_streams(self) -> None:
         """Drop what is known of streams that are gone; their uses count as ordered."""
-        alive = {stream.id for gpu in self._world.gpus.values() for stream in gpu.streams}
-        self._known = alive
+        streams = [stream for gpu in self._world.gpus.values() for stream in gpu.streams]
+        self._known = alive = {stream.id for stream in streams}
+        # Seldom enough to cost nothing, however many there are.
+        self._num_known_max = max(_NUM_STREAMS_MAX, 2 * len(alive))
         for known in (self._loop.seen, self._loop.joined, self._history):
             for stream_id in known.keys() - alive:
                 del known[stream_id]
+        for stream in streams:
+            if not stream.clock.keys() <= alive:
+                stream.clock = self._joined({}, stream.clock)
+
+    def _joined(self, clock: Clock, other: Clock) -> Clock:
+        """What either is after, but for streams that are gone."""
+        merged = dict(clock)
+        for stream_id, position in other.items():
+            if merged.get(stream_id, 0) < position and stream_id in self._known:
+                merged[stream_id] = position
+        return merged
 
     # -- memory ------------------------------------------------------------------------------
 
@@ -388,6 +403,8 @@ class RaceChecker(Watcher):
                         self._tell(RaceKind.READ_WRITE, read, use, gpu, *span)
             else:
                 segment.reads[stream.id] = use
+                if len(segment.reads) > self._num_known_max:
+                    segment.reads = {i: r for i, r in segment.reads.items() if i in self._known}
         if reads and is_unwritten and not shadow.is_pinned:
             self._tell(RaceKind.NEVER_WRITTEN, shadow.allocated, use, gpu, start, stop)
         if writes:
@@ -442,13 +459,3 @@ class RaceChecker(Watcher):
 
 def _described(use: _Use) -> RacingOp:
     return RacingOp(use.label, use.verb, describe(use.code, use.lasti), use.stream_name)
-
-
-def _joined(clock: Clock, other: Clock, stream_id: int = 0, position: int = 0) -> Clock:
-    merged = dict(clock)
-    for each, reached in other.items():
-        if merged.get(each, 0) < reached:
-            merged[each] = reached
-    if merged.get(stream_id, 0) < position:
-        merged[stream_id] = position
-    return merged

@@ -347,8 +347,24 @@ def test_streams_that_are_gone_are_forgotten(lab):
         lab.launch(short, lambda a: None, "r", lab.view(address, 4))
         wait(lab, stream, short)
         lab.run()
+    checker = lab.device.checker
+    [shadow] = {id(b.shadow): b.shadow for b in lab.device.gpu.memory.blocks()}.values()
     assert races(lab) == []
-    assert len(lab.device.checker._known) < 300
+    assert len(checker._known) < 300
+    assert len(checker._loop.seen) < 300
+    assert len(stream.clock) < 300
+    assert all(len(segment.reads) < 300 for segment in shadow.segments)
+
+
+def test_the_newest_of_many_streams_is_looked_at(lab):
+    streams = [lab.stream() for _ in range(300)]
+    address = written(lab, streams[0])
+    for stream in streams[250:]:
+        wait(lab, stream, streams[0])
+    for number, stream in enumerate(streams[250:]):
+        lab.launch(stream, lambda a: None, "r", lab.view(address, 4), name=f"reader {number}")
+    lab.device.fill(address, b"\1", NBYTES, streams[0])
+    assert len(races(lab)) == 50
 
 
 def test_a_write_through_the_body_of_a_call_is_a_use(lab, two):
