@@ -238,7 +238,7 @@ class SimDevice:
             command = Allocate(stream, block, nbytes)
             command.injected = injected
             if self.world.races is not None:
-                block.shadow = self.world.races.allocated(command, nbytes, block.freed_at)
+                block.shadow = self.world.races.allocated(command, nbytes)
             self.world.submit(command)
         return block.address
 
@@ -252,7 +252,7 @@ class SimDevice:
             command = Free(stream, block)
             command.injected = self._consult_rules("free", "free")
             if self.world.races is not None and block.shadow is not None:
-                block.freed_at = self.world.races.freed(command, block.shadow)
+                self.world.races.freed(command, block.shadow)
             block.pool.give(block, stream, stream.num_submitted + 1)
             self.world.submit(command)
 

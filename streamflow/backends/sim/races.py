@@ -308,15 +308,16 @@ class RaceChecker(Watcher):
 
     # -- memory ------------------------------------------------------------------------------
 
-    def allocated(self, command: Command, nbytes: int, after: Place | None) -> Shadow:
-        """A new allocation; its memory was freed at ``after``, which the pool orders it after."""
-        stream = command.stream
-        self.entered(stream)
-        if after is not None and after[0] is not stream:
-            self.waited(stream, after)
+    def allocated(self, command: Command, nbytes: int) -> Shadow:
+        """A new allocation.
+
+        That its memory was freed earlier orders nothing else: which block a pool hands out is
+        luck.
+        """
+        self.entered(command.stream)
         return Shadow(nbytes, _Use(self, command, "allocates"))
 
-    def freed(self, command: Command, shadow: Shadow) -> Place:
+    def freed(self, command: Command, shadow: Shadow) -> None:
         """A free, which must come after every use."""
         stream = command.stream
         self.entered(stream)
@@ -330,7 +331,6 @@ class RaceChecker(Watcher):
                     if other is not None and not self._is_before(other, stream):
                         self._tell(RaceKind.USE_AFTER_FREE, other, use, index, start, segment.stop)
             shadow.freed = use
-        return stream, stream.num_submitted + 1, stream.clock, stream.epoch
 
     def used(self, command: Command) -> None:
         """``command`` is about to be submitted: look at all it touches."""

@@ -170,6 +170,19 @@ def test_the_pool_orders_what_it_hands_out_again(open_lab, reuse):
     assert races(lab) == []
 
 
+@pytest.mark.parametrize("reuse", ["opportunistic", "internal"])
+def test_what_the_pool_happens_to_hand_out_orders_nothing_else(open_lab, reuse):
+    lab = open_lab(memory_nbytes=1024)
+    one, other = lab.stream(), lab.stream()
+    address, freed = written(lab, one), written(lab, one)
+    lab.device.deallocate(freed, one)
+    if reuse == "opportunistic":
+        lab.run()
+    assert lab.allocate(other, NBYTES) == freed
+    lab.device.fill(address, b"\1", NBYTES, other)
+    assert races(lab) == [RaceKind.USE_BEFORE_ALLOCATION, RaceKind.WRITE_WRITE]
+
+
 def test_a_host_that_changes_a_source_in_flight(lab, two):
     stream, _ = two
     address = lab.allocate(stream, NBYTES)
