@@ -99,13 +99,17 @@ class _Segment:
 class Shadow:
     """The uses of one allocation, or of one pinned block.
 
-    ``is_pinned``: the host writes there unseen, so nothing counts as never written.
+    ``is_pinned``: the host writes there unseen, so nothing counts as never written. ``device``
+    is the index of the device whose memory it is; None for the host's.
     """
 
-    __slots__ = ("allocated", "freed", "is_pinned", "nbytes", "segments", "starts")
+    __slots__ = ("allocated", "device", "freed", "is_pinned", "nbytes", "segments", "starts")
 
-    def __init__(self, nbytes: int, allocated: _Use | None = None) -> None:
+    def __init__(
+        self, nbytes: int, allocated: _Use | None = None, device: int | None = None
+    ) -> None:
         self.nbytes = nbytes
+        self.device = device
         self.allocated = allocated
         self.is_pinned = allocated is None
         self.freed: _Use | None = None
@@ -195,8 +199,7 @@ class RaceChecker(Watcher):
         self._lock = world.lock
         self._world = world
         self.serial = next(_serials)
-        self.found: list[Race] = []
-        self._told: set[tuple[object, ...]] = set()
+        self._found: dict[tuple[object, ...], Race] = {}
         self._loop = _Actor({}, 0)
         self._workers: dict[int, _Actor] = {}
         self._history: dict[int, deque[tuple[int, int]]] = {}  # what the loop saw when
@@ -315,7 +318,7 @@ class RaceChecker(Watcher):
         luck.
         """
         self.entered(command.stream)
-        return Shadow(nbytes, _Use(self, command, "allocates"))
+        return Shadow(nbytes, _Use(self, command, "allocates"), command.stream.gpu.index)
 
     def freed(self, command: Command, shadow: Shadow) -> None:
         """A free, which must come after every use."""
@@ -376,11 +379,11 @@ class RaceChecker(Watcher):
         reads: bool,
         writes: bool,
     ) -> None:
+        gpu = stream.gpu.index if shadow.device is None else shadow.device
         if shadow.freed is not None or not (
             shadow.allocated is None or self._is_before(shadow.allocated, stream)
         ):
-            self._tell_dead(shadow, use, start, stop, stream.gpu.index)
-        gpu = stream.gpu.index
+            self._tell_dead(shadow, use, start, stop, gpu)
         segments = shadow.segments
         if len(segments) == 1 and start == 0 and stop == segments[0].stop:
             first, last = 0, 1
@@ -450,12 +453,29 @@ class RaceChecker(Watcher):
         self._add(Race(kind, other, _described(second), start, stop, gpu_index))
 
     def _add(self, race: Race) -> None:
-        ops = (race.first, race.second)
-        key = (race.kind, *((op.name.partition("#")[0], op.where) for op in ops if op is not None))
-        if key not in self._told and len(self.found) < _NUM_RACES_MAX:
-            self._told.add(key)
-            self.found.append(race)
+        # Once for each pair of lines, and again after the report was taken.
+        if len(self._found) < _NUM_RACES_MAX:
+            self._found.setdefault(_key(race), race)
+
+    def found(self, device_index: int) -> list[Race]:
+        """The races on a device that :meth:`take` has not taken."""
+        with self._lock:
+            return [race for race in self._found.values() if race.device == device_index]
+
+    def take(self, device_index: int) -> list[Race]:
+        """The same, which are forgotten."""
+        with self._lock:
+            races = self.found(device_index)
+            for race in races:
+                del self._found[_key(race)]
+            return races
 
 
 def _described(use: _Use) -> RacingOp:
     return RacingOp(use.label, use.verb, describe(use.code, use.lasti), use.stream_name)
+
+
+def _key(race: Race) -> tuple[object, ...]:
+    ops = (race.first, race.second)
+    names = ((op.name.partition("#")[0], op.where) for op in ops if op is not None)
+    return (race.kind, race.device, *names)

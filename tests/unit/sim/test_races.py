@@ -341,6 +341,35 @@ def test_a_race_is_told_once(lab, two):
         lab.device.fill(address, b"\1", NBYTES, one)
         lab.device.fill(address, b"\1", NBYTES, other)
     assert len(races(lab)) == 2  # once for each of the two lines that come second
+    assert races(lab) == []
+
+
+def read_unwritten(lab) -> None:
+    stream = lab.stream()
+    lab.read(lab.allocate(stream, NBYTES), NBYTES, stream)
+
+
+def test_a_race_that_comes_again_after_it_was_taken_is_told_again(lab):
+    for _ in range(2):
+        read_unwritten(lab)
+        assert races(lab) == [RaceKind.NEVER_WRITTEN]
+
+
+def test_the_same_lines_race_on_each_of_two_devices(open_lab):
+    labs = [open_lab(0, devices=2), open_lab(1, devices=2)]
+    for lab in labs:
+        read_unwritten(lab)
+    assert [races(lab) for lab in labs] == [[RaceKind.NEVER_WRITTEN]] * 2
+
+
+def test_a_race_belongs_to_the_device_whose_memory_it_is(open_lab):
+    here, there = open_lab(0, devices=2), open_lab(1, devices=2)
+    one, other = here.stream(), there.stream()
+    source, target = written(here, one), written(there, other)
+    here.device.copy_peer(target, 1, source, 0, NBYTES, one)
+    assert races(here) == []
+    [race, _] = there.device.controls().take_races()
+    assert (race.kind, race.device) == (RaceKind.USE_BEFORE_ALLOCATION, 1)
 
 
 def test_the_checker_can_be_switched_off(open_lab):
