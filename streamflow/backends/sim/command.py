@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.machine import Engine, Gpu
     from streamflow.backends.sim.memory import Block
     from streamflow.backends.sim.pinned import PinnedBlock
-    from streamflow.backends.sim.races import Shadow
     from streamflow.backends.sim.stream import SimStream
+    from streamflow.backends.sim.uses import Shadow
 
 __all__ = [
     "Allocate",

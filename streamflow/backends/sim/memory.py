@@ -18,7 +18,7 @@ from streamflow.errors import OutOfDeviceMemory
 
 if TYPE_CHECKING:
     from streamflow.backends.sim.pool import SimPool
-    from streamflow.backends.sim.races import Shadow
+    from streamflow.backends.sim.uses import Shadow
 
 __all__ = ["ALIGNMENT", "AddressSpace", "Block", "IllegalAddress", "round_up"]
 

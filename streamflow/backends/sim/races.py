@@ -5,15 +5,11 @@ waited for, and after what its submitter had seen end. All of that is known when
 is submitted, so a race is found there and then, whatever order the machine happens to run
 things in. Submitters are the loop and each task of a worker thread; one knows of another
 what was handed over with a task or a result. Any other thread counts as the loop.
-
-Uses are kept for each stretch of memory between two bounds that somebody used: the last
-write and, for each stream, the last read since.
 """
 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,13 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy.typing as npt
 
 from streamflow.backends.base import Doing
-from streamflow.backends.origin import caller, describe
+from streamflow.backends.origin import describe
 from streamflow.backends.sim.checksum import sampled_checksum
 from streamflow.backends.sim.report import Race, RaceKind, RacingOp
+from streamflow.backends.sim.uses import Segment, Shadow, Use
 
 if TYPE_CHECKING:
-    from types import CodeType
-
     from streamflow.backends.sim.command import Command
     from streamflow.backends.sim.machine import World
     from streamflow.backends.sim.stream import SimStream
@@ -36,7 +31,6 @@ __all__ = [
     "Clock",
     "Place",
     "RaceChecker",
-    "Shadow",
     "Watcher",
 ]
 
@@ -52,82 +46,6 @@ _serials = count(1)
 Place: TypeAlias = "tuple[SimStream, int, Clock, int]"
 """What an event is bound to: a position of a stream, and what was ordered before it (the
 stream's clock, and how much of what the loop had seen). A plain tuple: every op records one."""
-
-
-class _Use:
-    """What one command does with memory, as a report tells it."""
-
-    __slots__ = ("code", "label", "lasti", "position", "stream_id", "stream_name", "verb", "world")
-
-    label: str
-    code: CodeType
-    lasti: int
-
-    def __init__(
-        self, checker: RaceChecker, command: Command, verb: str, like: _Use | None = None
-    ) -> None:
-        stream = command.stream
-        self.stream_id = stream.id
-        self.stream_name = stream.name
-        self.position = stream.num_submitted + 1
-        self.world = checker.serial
-        self.verb = verb
-        if like is not None:  # the same command's other use
-            self.label, self.code, self.lasti = like.label, like.code, like.lasti
-            return
-        doing = checker.doing()
-        if doing is None:
-            frame = caller(3)
-            self.label = command.label
-            self.code = frame.f_code
-            self.lasti = frame.f_lasti
-        else:
-            self.label, self.code, self.lasti = doing
-
-
-class _Segment:
-    """Bytes up to ``stop`` that were always used together."""
-
-    __slots__ = ("reads", "stop", "write")
-
-    def __init__(self, stop: int, write: _Use | None, reads: dict[int, _Use]) -> None:
-        self.stop = stop
-        self.write = write
-        self.reads = reads
-
-
-class Shadow:
-    """The uses of one allocation, or of one pinned block.
-
-    ``is_pinned``: the host writes there unseen, so nothing counts as never written. ``device``
-    is the index of the device whose memory it is; None for the host's.
-    """
-
-    __slots__ = ("allocated", "device", "freed", "is_pinned", "nbytes", "segments", "starts")
-
-    def __init__(
-        self, nbytes: int, allocated: _Use | None = None, device: int | None = None
-    ) -> None:
-        self.nbytes = nbytes
-        self.device = device
-        self.allocated = allocated
-        self.is_pinned = allocated is None
-        self.freed: _Use | None = None
-        self.starts = [0]
-        self.segments = [_Segment(nbytes, None, {})]
-
-    def cut(self, at: int) -> int:
-        """The index of the segment that starts at ``at``, split off if it has to be."""
-        index = bisect_right(self.starts, at) - 1
-        if self.starts[index] == at:
-            return index
-        whole = self.segments[index]
-        if at >= whole.stop:
-            return index + 1
-        self.starts.insert(index + 1, at)
-        self.segments.insert(index + 1, _Segment(whole.stop, whole.write, dict(whole.reads)))
-        whole.stop = at
-        return index + 1
 
 
 class _Actor:
@@ -318,13 +236,13 @@ class RaceChecker(Watcher):
         luck.
         """
         self.entered(command.stream)
-        return Shadow(nbytes, _Use(self, command, "allocates"), command.stream.gpu.index)
+        return Shadow(nbytes, Use(self, command, "allocates"), command.stream.gpu.index)
 
     def freed(self, command: Command, shadow: Shadow) -> None:
         """A free, which must come after every use."""
         stream = command.stream
         self.entered(stream)
-        use = _Use(self, command, "frees")
+        use = Use(self, command, "frees")
         if shadow.freed is None:
             index = stream.gpu.index
             if shadow.allocated is not None and not self._is_before(shadow.allocated, stream):
@@ -339,23 +257,23 @@ class RaceChecker(Watcher):
         """``command`` is about to be submitted: look at all it touches."""
         stream = command.stream
         self.entered(stream)
-        uses: list[_Use | None] = [None, None]
+        uses: list[Use | None] = [None, None]
         for shadow, offset, nbytes, reads, writes in command.touches():
             use = uses[writes]
             if use is None:
                 verb = "writes" if writes else "reads"
-                use = uses[writes] = _Use(self, command, verb, uses[not writes])
+                use = uses[writes] = Use(self, command, verb, uses[not writes])
             stop = min(offset + nbytes, shadow.nbytes)
             if offset < stop:  # else the machine will fault
                 self._use(shadow, offset, stop, use, stream, reads, writes)
 
     def watched(self, command: Command) -> object:
         """Who submits ``command``, for :meth:`host_changed`."""
-        return _Use(self, command, "reads")
+        return Use(self, command, "reads")
 
     def host_changed(self, reader: object, gpu_index: int, nbytes: int) -> None:
         """The host wrote to memory that ``reader`` was still to read. Takes the lock itself."""
-        assert isinstance(reader, _Use)
+        assert isinstance(reader, Use)
         with self._lock:
             self._tell(RaceKind.HOST_CHANGE, None, reader, gpu_index, 0, nbytes)
 
@@ -374,7 +292,7 @@ class RaceChecker(Watcher):
         shadow: Shadow,
         start: int,
         stop: int,
-        use: _Use,
+        use: Use,
         stream: SimStream,
         reads: bool,
         writes: bool,
@@ -411,15 +329,22 @@ class RaceChecker(Watcher):
         if reads and is_unwritten and not shadow.is_pinned:
             self._tell(RaceKind.NEVER_WRITTEN, shadow.allocated, use, gpu, start, stop)
         if writes:
-            segments[first:last] = [_Segment(segments[last - 1].stop, use, {})]
+            segments[first:last] = [Segment(segments[last - 1].stop, use, {})]
             shadow.starts[first:last] = [start]
+        if len(segments) > shadow.num_max:
+            seen = self._loop.seen
+            shadow.merge(
+                lambda use: (
+                    use.position <= seen.get(use.stream_id, 0) or use.stream_id not in self._known
+                )
+            )
 
-    def _tell_dead(self, shadow: Shadow, use: _Use, start: int, stop: int, gpu_index: int) -> None:
+    def _tell_dead(self, shadow: Shadow, use: Use, start: int, stop: int, gpu_index: int) -> None:
         is_freed = shadow.freed is not None
         kind = RaceKind.USE_AFTER_FREE if is_freed else RaceKind.USE_BEFORE_ALLOCATION
         self._tell(kind, shadow.freed or shadow.allocated, use, gpu_index, start, stop)
 
-    def _is_before(self, use: _Use, stream: SimStream) -> bool:
+    def _is_before(self, use: Use, stream: SimStream) -> bool:
         """Whether ``use`` ends before what the caller now submits to ``stream`` begins."""
         stream_id, position = use.stream_id, use.position
         if stream_id == stream.id or stream.clock.get(stream_id, 0) >= position:
@@ -443,8 +368,8 @@ class RaceChecker(Watcher):
     def _tell(
         self,
         kind: RaceKind,
-        first: _Use | None,
-        second: _Use,
+        first: Use | None,
+        second: Use,
         gpu_index: int,
         start: int,
         stop: int,
@@ -471,7 +396,7 @@ class RaceChecker(Watcher):
             return races
 
 
-def _described(use: _Use) -> RacingOp:
+def _described(use: Use) -> RacingOp:
     return RacingOp(use.label, use.verb, describe(use.code, use.lasti), use.stream_name)
 
 

@@ -409,6 +409,42 @@ def test_the_newest_of_many_streams_is_looked_at(lab):
     assert len(races(lab)) == 50
 
 
+def shadow_of(lab, address):
+    return lab.device.gpu.memory.block_at(address).shadow
+
+
+def test_ever_new_slices_of_one_allocation_are_merged_once_they_are_over(lab, two):
+    one, other = two
+    address = written(lab, one, 1 << 16)
+    wait(lab, other, one)
+    for start in range(0, 1 << 16, 8):
+        lab.launch(other, lambda a: None, "r", lab.view(address + start, 1))
+        if start % 1024 == 0:
+            lab.run()
+            assert lab.record(other).is_done
+    assert races(lab) == []
+    assert len(shadow_of(lab, address).segments) < 1100
+
+
+def test_a_merge_forgets_no_use_that_may_still_race_and_nothing_unwritten(lab, two):
+    one, other = two
+    address = lab.allocate(one, 1 << 16)
+    lab.device.fill(address, b"\1", 1 << 15, one)
+    one.sync()
+    wait(lab, other, one)
+    for start in range(0, 1 << 15, 16):
+        lab.launch(other, lambda a: None, "r", lab.view(address + start, 1))
+        lab.run()  # and nobody looks
+    for start in (0, 1 << 14, (1 << 15) - 16):
+        lab.launch(one, lambda a: None, "x", lab.view(address + start, 1), name=f"write {start}")
+    assert races(lab) == [RaceKind.READ_WRITE] * 3
+    other.sync()
+    shadow_of(lab, address).merge(lambda use: use.stream_id == other.id)
+    assert len(shadow_of(lab, address).segments) <= 7
+    lab.launch(one, lambda a: None, "r", lab.view(address + (1 << 15) - 4, 2))
+    assert races(lab) == [RaceKind.NEVER_WRITTEN]
+
+
 def test_a_write_through_the_body_of_a_call_is_a_use(lab, two):
     one, other = two
     address = written(lab, one)
