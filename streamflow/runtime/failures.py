@@ -48,8 +48,12 @@ class Failures:
 
 def raise_group(what: str, error: BaseException | None, failures: list[BaseException]) -> NoReturn:
     """Leave with the failures that nobody saw, and the error that was on its way."""
-    noun = "op" if len(failures) == 1 else "ops"
-    message = f"{what}: {len(failures)} {noun} failed and nobody asked for the result"
+    num_failed = sum(not isinstance(failure, RaceDetected) for failure in failures)
+    noun = "op" if num_failed == 1 else "ops"
+    told = [f"{num_failed} {noun} failed and nobody asked for the result"] if num_failed else []
+    if num_failed < len(failures):
+        told.append("races were found")
+    message = f"{what}: {', and '.join(told)}"
     errors = failures if error is None or error in failures else [error, *failures]
     raise BaseExceptionGroup(message, errors) from None
 

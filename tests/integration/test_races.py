@@ -203,6 +203,19 @@ def test_with_another_error_both_are_told(run):
                 await dev.get(dev.empty(4, np.float32))
                 raise KeyError("mine")
         assert [type(error) for error in caught.value.exceptions] == [KeyError, sf.RaceDetected]
+        assert caught.value.message == "device 0: races were found"
+
+    run(main)
+
+
+def test_a_race_is_not_counted_as_an_op_that_failed(run):
+    async def main():
+        with pytest.raises(ExceptionGroup) as caught:
+            async with virtual() as dev:
+                dev.call(lambda stream: 1 / 0)
+                await dev.get(dev.empty(4, np.float32))
+        told = "1 op failed and nobody asked for the result, and races were found"
+        assert caught.value.message == f"device 0: {told}"
 
     run(main)
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from streamflow.backends.sim.checksum import checksum
 from streamflow.backends.sim.kernel import SimArray
-from streamflow.backends.sim.races import checksum
 
 if TYPE_CHECKING:
     from streamflow.backends.sim.kernel import SimKernel
     from streamflow.backends.sim.machine import Engine, Gpu
     from streamflow.backends.sim.memory import Block
     from streamflow.backends.sim.pinned import PinnedBlock
-    from streamflow.backends.sim.races import Shadow
     from streamflow.backends.sim.stream import SimStream
+    from streamflow.backends.sim.uses import Shadow
 
 __all__ = [
     "Allocate",

@@ -221,19 +221,16 @@ class Controls:
     @property
     def races(self) -> tuple[Race, ...]:
         """The races found on this device that :meth:`take_races` has not taken."""
-        return tuple(self._found())
+        races = self._device.world.races
+        return () if races is None else tuple(races.found(self._device.index))
 
     def take_races(self) -> tuple[Race, ...]:
-        """The races found so far, which are not reported any more when the device is left."""
-        found = tuple(self._found())
-        races = self._device.world.races
-        if races is not None:
-            races.found = [race for race in races.found if race not in found]
-        return found
+        """The races found so far, which are not reported any more when the device is left.
 
-    def _found(self) -> list[Race]:
+        Each was told once for its two lines; should they race again, that is told anew.
+        """
         races = self._device.world.races
-        return [] if races is None else [r for r in races.found if r.device == self._device.index]
+        return () if races is None else tuple(races.take(self._device.index))
 
     # -- faults ----------------------------------------------------------------------------
 

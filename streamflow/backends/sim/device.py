@@ -17,6 +17,7 @@ from streamflow.backends.base import (
     PoolInfo,
 )
 from streamflow.backends.sim import pinned
+from streamflow.backends.sim.checksum import checksum
 from streamflow.backends.sim.command import (
     Allocate,
     Command,
@@ -33,7 +34,6 @@ from streamflow.backends.sim.event import SimEvent
 from streamflow.backends.sim.kernel import LaunchConfig, SimArray, SimKernel
 from streamflow.backends.sim.machine import Gpu
 from streamflow.backends.sim.pool import SimPool
-from streamflow.backends.sim.races import checksum
 from streamflow.backends.sim.stream import SimStream
 from streamflow.backends.sim.worlds import enter_world, leave_world
 from streamflow.config import Settings
@@ -238,7 +238,7 @@ class SimDevice:
             command = Allocate(stream, block, nbytes)
             command.injected = injected
             if self.world.races is not None:
-                block.shadow = self.world.races.allocated(command, nbytes, block.freed_at)
+                block.shadow = self.world.races.allocated(command, nbytes)
             self.world.submit(command)
         return block.address
 
@@ -252,7 +252,7 @@ class SimDevice:
             command = Free(stream, block)
             command.injected = self._consult_rules("free", "free")
             if self.world.races is not None and block.shadow is not None:
-                block.freed_at = self.world.races.freed(command, block.shadow)
+                self.world.races.freed(command, block.shadow)
             block.pool.give(block, stream, stream.num_submitted + 1)
             self.world.submit(command)
 

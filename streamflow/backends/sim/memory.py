@@ -18,7 +18,7 @@ from streamflow.errors import OutOfDeviceMemory
 
 if TYPE_CHECKING:
     from streamflow.backends.sim.pool import SimPool
-    from streamflow.backends.sim.races import Place, Shadow
+    from streamflow.backends.sim.uses import Shadow
 
 __all__ = ["ALIGNMENT", "AddressSpace", "Block", "IllegalAddress", "round_up"]
 
@@ -49,7 +49,7 @@ class Block:
     ``is_live`` and ``nbytes`` change when an allocation or a free *runs* on its stream:
     they are what a kernel at that moment may touch. ``used_nbytes`` is what the pool counts
     from the calls, ``generation`` how often it was handed out, ``free_position`` the latest
-    free's place in its stream. ``shadow`` and ``freed_at`` are the race checker's.
+    free's place in its stream. ``shadow`` is the race checker's.
     """
 
     __slots__ = (
@@ -57,7 +57,6 @@ class Block:
         "backing",
         "capacity",
         "free_position",
-        "freed_at",
         "generation",
         "is_live",
         "nbytes",
@@ -76,7 +75,6 @@ class Block:
         self.generation = 0
         self.is_live = False
         self.free_position = 0
-        self.freed_at: Place | None = None
         self.shadow: Shadow | None = None
 
 

@@ -9,7 +9,7 @@ from bisect import bisect_right, insort
 import numpy as np
 import numpy.typing as npt
 
-from streamflow.backends.sim.races import Shadow
+from streamflow.backends.sim.uses import Shadow
 from streamflow.errors import DeviceError
 
 __all__ = ["PinnedBlock", "allocate", "free", "hold", "num_blocks"]

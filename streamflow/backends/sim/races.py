@@ -5,30 +5,24 @@ waited for, and after what its submitter had seen end. All of that is known when
 is submitted, so a race is found there and then, whatever order the machine happens to run
 things in. Submitters are the loop and each task of a worker thread; one knows of another
 what was handed over with a task or a result. Any other thread counts as the loop.
-
-Uses are kept for each stretch of memory between two bounds that somebody used: the last
-write and, for each stream, the last read since.
 """
 
 from __future__ import annotations
 
 import threading
-import zlib
-from bisect import bisect_right
 from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 from streamflow.backends.base import Doing
-from streamflow.backends.origin import caller, describe
+from streamflow.backends.origin import describe
+from streamflow.backends.sim.checksum import sampled_checksum
 from streamflow.backends.sim.report import Race, RaceKind, RacingOp
+from streamflow.backends.sim.uses import Segment, Shadow, Use
 
 if TYPE_CHECKING:
-    from types import CodeType
-
     from streamflow.backends.sim.command import Command
     from streamflow.backends.sim.machine import World
     from streamflow.backends.sim.stream import SimStream
@@ -37,10 +31,7 @@ __all__ = [
     "Clock",
     "Place",
     "RaceChecker",
-    "Shadow",
     "Watcher",
-    "checksum",
-    "sampled_checksum",
 ]
 
 Clock = dict[int, int]
@@ -49,86 +40,12 @@ Clock = dict[int, int]
 _NUM_KEPT = 32
 _NUM_STREAMS_MAX = 256
 _NUM_RACES_MAX = 100
-_WHOLE_NBYTES = 64 << 10
-_NUM_SAMPLES = 16
 _serials = count(1)
 
 
 Place: TypeAlias = "tuple[SimStream, int, Clock, int]"
 """What an event is bound to: a position of a stream, and what was ordered before it (the
 stream's clock, and how much of what the loop had seen). A plain tuple: every op records one."""
-
-
-class _Use:
-    """What one command does with memory, as a report tells it."""
-
-    __slots__ = ("code", "label", "lasti", "position", "stream_id", "stream_name", "verb", "world")
-
-    label: str
-    code: CodeType
-    lasti: int
-
-    def __init__(
-        self, checker: RaceChecker, command: Command, verb: str, like: _Use | None = None
-    ) -> None:
-        stream = command.stream
-        self.stream_id = stream.id
-        self.stream_name = stream.name
-        self.position = stream.num_submitted + 1
-        self.world = checker.serial
-        self.verb = verb
-        if like is not None:  # the same command's other use
-            self.label, self.code, self.lasti = like.label, like.code, like.lasti
-            return
-        doing = checker.doing()
-        if doing is None:
-            frame = caller(3)
-            self.label = command.label
-            self.code = frame.f_code
-            self.lasti = frame.f_lasti
-        else:
-            self.label, self.code, self.lasti = doing
-
-
-class _Segment:
-    """Bytes up to ``stop`` that were always used together."""
-
-    __slots__ = ("reads", "stop", "write")
-
-    def __init__(self, stop: int, write: _Use | None, reads: dict[int, _Use]) -> None:
-        self.stop = stop
-        self.write = write
-        self.reads = reads
-
-
-class Shadow:
-    """The uses of one allocation, or of one pinned block.
-
-    ``is_pinned``: the host writes there unseen, so nothing counts as never written.
-    """
-
-    __slots__ = ("allocated", "freed", "is_pinned", "nbytes", "segments", "starts")
-
-    def __init__(self, nbytes: int, allocated: _Use | None = None) -> None:
-        self.nbytes = nbytes
-        self.allocated = allocated
-        self.is_pinned = allocated is None
-        self.freed: _Use | None = None
-        self.starts = [0]
-        self.segments = [_Segment(nbytes, None, {})]
-
-    def cut(self, at: int) -> int:
-        """The index of the segment that starts at ``at``, split off if it has to be."""
-        index = bisect_right(self.starts, at) - 1
-        if self.starts[index] == at:
-            return index
-        whole = self.segments[index]
-        if at >= whole.stop:
-            return index + 1
-        self.starts.insert(index + 1, at)
-        self.segments.insert(index + 1, _Segment(whole.stop, whole.write, dict(whole.reads)))
-        whole.stop = at
-        return index + 1
 
 
 class _Actor:
@@ -200,12 +117,12 @@ class RaceChecker(Watcher):
         self._lock = world.lock
         self._world = world
         self.serial = next(_serials)
-        self.found: list[Race] = []
-        self._told: set[tuple[object, ...]] = set()
+        self._found: dict[tuple[object, ...], Race] = {}
         self._loop = _Actor({}, 0)
         self._workers: dict[int, _Actor] = {}
         self._history: dict[int, deque[tuple[int, int]]] = {}  # what the loop saw when
         self._known: set[int] = set()  # streams whose uses are still looked at
+        self._num_known_max = _NUM_STREAMS_MAX
 
     # -- who knows what ------------------------------------------------------------------
 
@@ -256,7 +173,7 @@ class RaceChecker(Watcher):
         if is_loop:
             actor.epoch += 1
         for stream_id, position in clock.items():
-            if seen.get(stream_id, 0) < position:
+            if seen.get(stream_id, 0) < position and stream_id in self._known:
                 seen[stream_id] = position
                 if is_loop:
                     history = self._history.get(stream_id)
@@ -268,9 +185,9 @@ class RaceChecker(Watcher):
 
     def created(self, stream: SimStream) -> None:
         """A stream was made."""
-        self._known.add(stream.id)
-        if len(self._known) > _NUM_STREAMS_MAX:
+        if len(self._known) >= self._num_known_max:
             self._forget_streams()
+        self._known.add(stream.id)
 
     def entered(self, stream: SimStream) -> None:
         """The caller submits to ``stream``: what comes there is after all that it knows."""
@@ -278,39 +195,54 @@ class RaceChecker(Watcher):
         if actor is self._loop:
             stream.epoch = actor.epoch
         elif stream.told != (mark := (actor.serial, actor.num_seen)):
-            stream.told = mark
-            stream.clock = _joined(stream.clock, actor.seen)
-            stream.epoch = max(stream.epoch, actor.epoch)
+            with self._lock:  # a record doesn't hold it
+                stream.told = mark
+                stream.clock = self._joined(stream.clock, actor.seen)
+                stream.epoch = max(stream.epoch, actor.epoch)
 
     def waited(self, stream: SimStream, place: Place) -> None:
         """``stream`` waits for ``place``."""
         source, position, clock, epoch = place
-        stream.clock = _joined(stream.clock, clock, source.id, position)
+        stream.clock = self._joined(stream.clock, {**clock, source.id: position})
         stream.epoch = max(stream.epoch, epoch)
 
     def _forget_streams(self) -> None:
         """Drop what is known of streams that are gone; their uses count as ordered."""
-        alive = {stream.id for gpu in self._world.gpus.values() for stream in gpu.streams}
-        self._known = alive
+        streams = [stream for gpu in self._world.gpus.values() for stream in gpu.streams]
+        self._known = alive = {stream.id for stream in streams}
+        # Seldom enough to cost nothing, however many there are.
+        self._num_known_max = max(_NUM_STREAMS_MAX, 2 * len(alive))
         for known in (self._loop.seen, self._loop.joined, self._history):
             for stream_id in known.keys() - alive:
                 del known[stream_id]
+        for stream in streams:
+            if not stream.clock.keys() <= alive:
+                stream.clock = self._joined({}, stream.clock)
+
+    def _joined(self, clock: Clock, other: Clock) -> Clock:
+        """What either is after, but for streams that are gone."""
+        merged = dict(clock)
+        for stream_id, position in other.items():
+            if merged.get(stream_id, 0) < position and stream_id in self._known:
+                merged[stream_id] = position
+        return merged
 
     # -- memory ------------------------------------------------------------------------------
 
-    def allocated(self, command: Command, nbytes: int, after: Place | None) -> Shadow:
-        """A new allocation; its memory was freed at ``after``, which the pool orders it after."""
-        stream = command.stream
-        self.entered(stream)
-        if after is not None and after[0] is not stream:
-            self.waited(stream, after)
-        return Shadow(nbytes, _Use(self, command, "allocates"))
+    def allocated(self, command: Command, nbytes: int) -> Shadow:
+        """A new allocation.
 
-    def freed(self, command: Command, shadow: Shadow) -> Place:
+        That its memory was freed earlier orders nothing else: which block a pool hands out is
+        luck.
+        """
+        self.entered(command.stream)
+        return Shadow(nbytes, Use(self, command, "allocates"), command.stream.gpu.index)
+
+    def freed(self, command: Command, shadow: Shadow) -> None:
         """A free, which must come after every use."""
         stream = command.stream
         self.entered(stream)
-        use = _Use(self, command, "frees")
+        use = Use(self, command, "frees")
         if shadow.freed is None:
             index = stream.gpu.index
             if shadow.allocated is not None and not self._is_before(shadow.allocated, stream):
@@ -320,29 +252,28 @@ class RaceChecker(Watcher):
                     if other is not None and not self._is_before(other, stream):
                         self._tell(RaceKind.USE_AFTER_FREE, other, use, index, start, segment.stop)
             shadow.freed = use
-        return stream, stream.num_submitted + 1, stream.clock, stream.epoch
 
     def used(self, command: Command) -> None:
         """``command`` is about to be submitted: look at all it touches."""
         stream = command.stream
         self.entered(stream)
-        uses: list[_Use | None] = [None, None]
+        uses: list[Use | None] = [None, None]
         for shadow, offset, nbytes, reads, writes in command.touches():
             use = uses[writes]
             if use is None:
                 verb = "writes" if writes else "reads"
-                use = uses[writes] = _Use(self, command, verb, uses[not writes])
+                use = uses[writes] = Use(self, command, verb, uses[not writes])
             stop = min(offset + nbytes, shadow.nbytes)
             if offset < stop:  # else the machine will fault
                 self._use(shadow, offset, stop, use, stream, reads, writes)
 
     def watched(self, command: Command) -> object:
         """Who submits ``command``, for :meth:`host_changed`."""
-        return _Use(self, command, "reads")
+        return Use(self, command, "reads")
 
     def host_changed(self, reader: object, gpu_index: int, nbytes: int) -> None:
         """The host wrote to memory that ``reader`` was still to read. Takes the lock itself."""
-        assert isinstance(reader, _Use)
+        assert isinstance(reader, Use)
         with self._lock:
             self._tell(RaceKind.HOST_CHANGE, None, reader, gpu_index, 0, nbytes)
 
@@ -361,16 +292,16 @@ class RaceChecker(Watcher):
         shadow: Shadow,
         start: int,
         stop: int,
-        use: _Use,
+        use: Use,
         stream: SimStream,
         reads: bool,
         writes: bool,
     ) -> None:
+        gpu = stream.gpu.index if shadow.device is None else shadow.device
         if shadow.freed is not None or not (
             shadow.allocated is None or self._is_before(shadow.allocated, stream)
         ):
-            self._tell_dead(shadow, use, start, stop, stream.gpu.index)
-        gpu = stream.gpu.index
+            self._tell_dead(shadow, use, start, stop, gpu)
         segments = shadow.segments
         if len(segments) == 1 and start == 0 and stop == segments[0].stop:
             first, last = 0, 1
@@ -393,18 +324,27 @@ class RaceChecker(Watcher):
                         self._tell(RaceKind.READ_WRITE, read, use, gpu, *span)
             else:
                 segment.reads[stream.id] = use
+                if len(segment.reads) > self._num_known_max:
+                    segment.reads = {i: r for i, r in segment.reads.items() if i in self._known}
         if reads and is_unwritten and not shadow.is_pinned:
             self._tell(RaceKind.NEVER_WRITTEN, shadow.allocated, use, gpu, start, stop)
         if writes:
-            segments[first:last] = [_Segment(segments[last - 1].stop, use, {})]
+            segments[first:last] = [Segment(segments[last - 1].stop, use, {})]
             shadow.starts[first:last] = [start]
+        if len(segments) > shadow.num_max:
+            seen = self._loop.seen
+            shadow.merge(
+                lambda use: (
+                    use.position <= seen.get(use.stream_id, 0) or use.stream_id not in self._known
+                )
+            )
 
-    def _tell_dead(self, shadow: Shadow, use: _Use, start: int, stop: int, gpu_index: int) -> None:
+    def _tell_dead(self, shadow: Shadow, use: Use, start: int, stop: int, gpu_index: int) -> None:
         is_freed = shadow.freed is not None
         kind = RaceKind.USE_AFTER_FREE if is_freed else RaceKind.USE_BEFORE_ALLOCATION
         self._tell(kind, shadow.freed or shadow.allocated, use, gpu_index, start, stop)
 
-    def _is_before(self, use: _Use, stream: SimStream) -> bool:
+    def _is_before(self, use: Use, stream: SimStream) -> bool:
         """Whether ``use`` ends before what the caller now submits to ``stream`` begins."""
         stream_id, position = use.stream_id, use.position
         if stream_id == stream.id or stream.clock.get(stream_id, 0) >= position:
@@ -428,8 +368,8 @@ class RaceChecker(Watcher):
     def _tell(
         self,
         kind: RaceKind,
-        first: _Use | None,
-        second: _Use,
+        first: Use | None,
+        second: Use,
         gpu_index: int,
         start: int,
         stop: int,
@@ -438,53 +378,29 @@ class RaceChecker(Watcher):
         self._add(Race(kind, other, _described(second), start, stop, gpu_index))
 
     def _add(self, race: Race) -> None:
-        ops = (race.first, race.second)
-        key = (race.kind, *((op.name.partition("#")[0], op.where) for op in ops if op is not None))
-        if key not in self._told and len(self.found) < _NUM_RACES_MAX:
-            self._told.add(key)
-            self.found.append(race)
+        # Once for each pair of lines, and again after the report was taken.
+        if len(self._found) < _NUM_RACES_MAX:
+            self._found.setdefault(_key(race), race)
+
+    def found(self, device_index: int) -> list[Race]:
+        """The races on a device that :meth:`take` has not taken."""
+        with self._lock:
+            return [race for race in self._found.values() if race.device == device_index]
+
+    def take(self, device_index: int) -> list[Race]:
+        """The same, which are forgotten."""
+        with self._lock:
+            races = self.found(device_index)
+            for race in races:
+                del self._found[_key(race)]
+            return races
 
 
-def _described(use: _Use) -> RacingOp:
+def _described(use: Use) -> RacingOp:
     return RacingOp(use.label, use.verb, describe(use.code, use.lasti), use.stream_name)
 
 
-def _joined(clock: Clock, other: Clock, stream_id: int = 0, position: int = 0) -> Clock:
-    merged = dict(clock)
-    for each, reached in other.items():
-        if merged.get(each, 0) < reached:
-            merged[each] = reached
-    if merged.get(stream_id, 0) < position:
-        merged[stream_id] = position
-    return merged
-
-
-def checksum(memory: npt.NDArray[np.uint8]) -> int:
-    """Of all bytes: exact for small memory, at the speed of memory for large."""
-    if memory.nbytes <= _WHOLE_NBYTES:
-        return zlib.crc32(memory.data)
-    whole = memory.nbytes & ~7
-    words = memory[:whole].view(np.uint64)
-    return hash((int(np.bitwise_xor.reduce(words)), memory[whole:].tobytes()))
-
-
-def sampled_checksum(array: npt.NDArray[Any]) -> int:
-    """Of an array of any layout: of all elements if it is small, else of stretches of it.
-
-    0 for what has fields and gaps between its elements: copying leaves padding undefined.
-    """
-    if array.flags.c_contiguous:
-        flat: Any = array.reshape(-1).view(np.uint8)
-    elif array.dtype.fields is None:
-        flat = array.flat
-    else:
-        return 0
-    num = len(flat)
-    if array.nbytes <= _WHOLE_NBYTES:
-        return zlib.crc32(flat[:num].tobytes())
-    length = _WHOLE_NBYTES // _NUM_SAMPLES * num // array.nbytes + 1
-    value = 0
-    for number in range(_NUM_SAMPLES):
-        start = number * (num - length) // (_NUM_SAMPLES - 1)
-        value = zlib.crc32(flat[start : start + length].tobytes(), value)
-    return value
+def _key(race: Race) -> tuple[object, ...]:
+    ops = (race.first, race.second)
+    names = ((op.name.partition("#")[0], op.where) for op in ops if op is not None)
+    return (race.kind, race.device, *names)

@@ -86,7 +86,7 @@ class Race:
     start, stop : int
         The bytes in question, from the start of the allocation.
     device : int
-        Index of the device.
+        Index of the device whose memory it is; of the op's, for host memory.
     """
 
     kind: RaceKind

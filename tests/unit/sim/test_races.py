@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamflow.backends.base import Access
-from streamflow.backends.sim.races import checksum, sampled_checksum
+from streamflow.backends.sim.checksum import checksum, sampled_checksum
 from streamflow.backends.sim.report import RaceKind
 
 NBYTES = 64
@@ -170,6 +170,19 @@ def test_the_pool_orders_what_it_hands_out_again(open_lab, reuse):
     assert races(lab) == []
 
 
+@pytest.mark.parametrize("reuse", ["opportunistic", "internal"])
+def test_what_the_pool_happens_to_hand_out_orders_nothing_else(open_lab, reuse):
+    lab = open_lab(memory_nbytes=1024)
+    one, other = lab.stream(), lab.stream()
+    address, freed = written(lab, one), written(lab, one)
+    lab.device.deallocate(freed, one)
+    if reuse == "opportunistic":
+        lab.run()
+    assert lab.allocate(other, NBYTES) == freed
+    lab.device.fill(address, b"\1", NBYTES, other)
+    assert races(lab) == [RaceKind.USE_BEFORE_ALLOCATION, RaceKind.WRITE_WRITE]
+
+
 def test_a_host_that_changes_a_source_in_flight(lab, two):
     stream, _ = two
     address = lab.allocate(stream, NBYTES)
@@ -328,6 +341,35 @@ def test_a_race_is_told_once(lab, two):
         lab.device.fill(address, b"\1", NBYTES, one)
         lab.device.fill(address, b"\1", NBYTES, other)
     assert len(races(lab)) == 2  # once for each of the two lines that come second
+    assert races(lab) == []
+
+
+def read_unwritten(lab) -> None:
+    stream = lab.stream()
+    lab.read(lab.allocate(stream, NBYTES), NBYTES, stream)
+
+
+def test_a_race_that_comes_again_after_it_was_taken_is_told_again(lab):
+    for _ in range(2):
+        read_unwritten(lab)
+        assert races(lab) == [RaceKind.NEVER_WRITTEN]
+
+
+def test_the_same_lines_race_on_each_of_two_devices(open_lab):
+    labs = [open_lab(0, devices=2), open_lab(1, devices=2)]
+    for lab in labs:
+        read_unwritten(lab)
+    assert [races(lab) for lab in labs] == [[RaceKind.NEVER_WRITTEN]] * 2
+
+
+def test_a_race_belongs_to_the_device_whose_memory_it_is(open_lab):
+    here, there = open_lab(0, devices=2), open_lab(1, devices=2)
+    one, other = here.stream(), there.stream()
+    source, target = written(here, one), written(there, other)
+    here.device.copy_peer(target, 1, source, 0, NBYTES, one)
+    assert races(here) == []
+    [race, _] = there.device.controls().take_races()
+    assert (race.kind, race.device) == (RaceKind.USE_BEFORE_ALLOCATION, 1)
 
 
 def test_the_checker_can_be_switched_off(open_lab):
@@ -347,8 +389,60 @@ def test_streams_that_are_gone_are_forgotten(lab):
         lab.launch(short, lambda a: None, "r", lab.view(address, 4))
         wait(lab, stream, short)
         lab.run()
+    checker = lab.device.checker
+    [shadow] = {id(b.shadow): b.shadow for b in lab.device.gpu.memory.blocks()}.values()
     assert races(lab) == []
-    assert len(lab.device.checker._known) < 300
+    assert len(checker._known) < 300
+    assert len(checker._loop.seen) < 300
+    assert len(stream.clock) < 300
+    assert all(len(segment.reads) < 300 for segment in shadow.segments)
+
+
+def test_the_newest_of_many_streams_is_looked_at(lab):
+    streams = [lab.stream() for _ in range(300)]
+    address = written(lab, streams[0])
+    for stream in streams[250:]:
+        wait(lab, stream, streams[0])
+    for number, stream in enumerate(streams[250:]):
+        lab.launch(stream, lambda a: None, "r", lab.view(address, 4), name=f"reader {number}")
+    lab.device.fill(address, b"\1", NBYTES, streams[0])
+    assert len(races(lab)) == 50
+
+
+def shadow_of(lab, address):
+    return lab.device.gpu.memory.block_at(address).shadow
+
+
+def test_ever_new_slices_of_one_allocation_are_merged_once_they_are_over(lab, two):
+    one, other = two
+    address = written(lab, one, 1 << 16)
+    wait(lab, other, one)
+    for start in range(0, 1 << 16, 8):
+        lab.launch(other, lambda a: None, "r", lab.view(address + start, 1))
+        if start % 1024 == 0:
+            lab.run()
+            assert lab.record(other).is_done
+    assert races(lab) == []
+    assert len(shadow_of(lab, address).segments) < 1100
+
+
+def test_a_merge_forgets_no_use_that_may_still_race_and_nothing_unwritten(lab, two):
+    one, other = two
+    address = lab.allocate(one, 1 << 16)
+    lab.device.fill(address, b"\1", 1 << 15, one)
+    one.sync()
+    wait(lab, other, one)
+    for start in range(0, 1 << 15, 16):
+        lab.launch(other, lambda a: None, "r", lab.view(address + start, 1))
+        lab.run()  # and nobody looks
+    for start in (0, 1 << 14, (1 << 15) - 16):
+        lab.launch(one, lambda a: None, "x", lab.view(address + start, 1), name=f"write {start}")
+    assert races(lab) == [RaceKind.READ_WRITE] * 3
+    other.sync()
+    shadow_of(lab, address).merge(lambda use: use.stream_id == other.id)
+    assert len(shadow_of(lab, address).segments) <= 7
+    lab.launch(one, lambda a: None, "r", lab.view(address + (1 << 15) - 4, 2))
+    assert races(lab) == [RaceKind.NEVER_WRITTEN]
 
 
 def test_a_write_through_the_body_of_a_call_is_a_use(lab, two):
@@ -370,6 +464,19 @@ def test_a_checksum_sees_each_byte(nbytes):
         memory[place] ^= 1
         assert checksum(memory) != before
         memory[place] ^= 1
+
+
+@pytest.mark.parametrize("nbytes", [4096, 1 << 20])
+def test_a_checksum_sees_one_constant_become_another(nbytes):
+    values = [0, 1, 0x80, 255]
+    sums = {checksum(np.full(nbytes, value, np.uint8)) for value in values}
+    assert len(sums) == len(values)
+
+
+def test_a_checksum_sees_signs_flip_and_parts_change_places():
+    numbers = np.arange(1, 1 + (1 << 17), dtype=np.float64)
+    sums = {checksum(each.view(np.uint8)) for each in (numbers, -numbers, np.roll(numbers, 1024))}
+    assert len(sums) == 3
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (100_000,), (400, 500), (2, 100_000)])
