@@ -20,6 +20,7 @@ import pytest
 
 if TYPE_CHECKING:
     from streamflow import Device, Settings
+    from streamflow.runtime.live import Held
 
 __all__ = ["device", "sim_device", "sim_devices", "streamflow_settings"]
 
@@ -28,6 +29,7 @@ _USES_DEVICE = pytest.StashKey[bool]()
 _HAS_RAISED = pytest.StashKey[bool]()
 _WANTED = pytest.StashKey[str]()
 _FOUND_LEAVING = pytest.StashKey[Exception | None]()
+_HELD = pytest.StashKey[list["Held"]]()
 
 _LOOP_SCOPES = ("function", "class", "module", "package", "session")  # of pytest-asyncio's loops
 
@@ -122,6 +124,39 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         return (yield)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Look for leaks when every fixture of the test has been left, and the log is let go."""
+    try:
+        result = yield
+    except Exception as error:
+        # The traceback of any other error holds frames of the test's fixtures.
+        if error is item.stash.get(_FOUND_LEAVING, None) and (leaks := _leaks(item)):
+            from streamflow.runtime.failures import add_note
+
+            add_note(error, leaks)
+        raise
+    if leaks := _leaks(item):
+        found = item.stash[_FOUND_LEAVING] = AssertionError(leaks)
+        raise found
+    return result
+
+
+def _leaks(item: pytest.Item) -> str:
+    """What still holds something of the test's devices, but for the test itself."""
+    held = item.stash.get(_HELD, [])
+    item.stash[_HELD] = []
+    if not held or item.stash[_HAS_RAISED]:  # its traceback holds frames, and they hold arrays
+        return ""
+    from streamflow.testing.fixtures import find_leaks
+
+    assert isinstance(item, pytest.Function)
+    item.funcargs.clear()
+    if item.cls is not None:
+        vars(item.instance).clear()
+    return find_leaks(held)
+
+
 # -- the fixtures ----------------------------------------------------------------------------
 
 
@@ -174,6 +209,7 @@ def _device(request: pytest.FixtureRequest, which: str) -> Device:
     runner = _runner_of(item)
     item.stash[_USES_DEVICE] = True
     item.stash[_HAS_RAISED] = False  # it may be run again
+    item.stash.setdefault(_HELD, [])
     found: Device = request.getfixturevalue(f"_streamflow_{which}_{runner}")
     return found
 
@@ -230,8 +266,7 @@ def _opener(index: int, backend: str | None) -> _Opener:
                 backend or item.stash[_WANTED],
                 streamflow_settings,
                 seed=item.config.stash[_SEED],
-                has_raised=lambda: item.stash[_HAS_RAISED],
-                let_go=item.funcargs.clear,
+                note=item.stash[_HELD].append,
             ) as dev:
                 yield dev
         except Exception as error:
