@@ -12,6 +12,7 @@ import random
 import shlex
 import sys
 import types
+import unittest
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -216,7 +217,7 @@ def _device(request: pytest.FixtureRequest, which: str) -> Device:
 
 def _runner_of(item: pytest.Function) -> str:
     """Which plugin runs the test, and with pytest-asyncio on the loop of which scope."""
-    function = item.function
+    function = getattr(item, "function", None)  # a doctest has none
     if (hypothesis := getattr(function, "hypothesis", None)) is not None:
         function = hypothesis.inner_test
         function = getattr(function, "_anyio_original_func", function)
@@ -224,6 +225,12 @@ def _runner_of(item: pytest.Function) -> str:
         pytest.fail(
             f"{item.name} is not async: what it asks for is a device that lives on an event "
             "loop. Write `async def`",
+            pytrace=False,
+        )
+    if issubclass(item.cls or object, unittest.TestCase):
+        pytest.fail(
+            f"{item.name} is a test of a unittest.TestCase, which brings an event loop of its own "
+            "or none: take it out of that class, or open a Device in it",
             pytrace=False,
         )
     manager = item.config.pluginmanager
