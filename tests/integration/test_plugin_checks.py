@@ -208,6 +208,18 @@ def test_a_failure_that_nobody_saw_fails_the_test(runs: Runs, mark: str) -> None
     result.stdout.fnmatch_lines(["replay with: *"])
 
 
+def test_failures_are_told_without_the_frames_of_plugins(runs: Runs) -> None:
+    source = """
+        @pytest.mark.anyio
+        async def test_looks_away(sim_device):
+            sim_device.host(lambda: 1 / 0)
+    """
+    result = runs(source)
+    result.assert_outcomes(passed=2, errors=2)
+    result.stdout.fnmatch_lines(["*test_it.py*, in <lambda>", "*was submitted at test_it.py:*"])
+    result.stdout.no_fnmatch_line("*site-packages*")
+
+
 def test_a_failure_on_leaving_tells_of_the_leak_too(runs: Runs) -> None:
     source = """
         KEPT = []
@@ -306,6 +318,9 @@ def test_the_line_fits_where_pytest_was_started(
     monkeypatch.chdir(runs.pytester.mkdir("elsewhere"))
     result = runs(SHUFFLED.format(mark="asyncio"))
     result.stdout.fnmatch_lines(["replay with: pytest ../test_it.py::test_order *"])
+    aside = runs.pytester.mkdir("aside")
+    again = runs(SHUFFLED.format(mark="asyncio"), f"--rootdir={aside}")
+    again.stdout.fnmatch_lines(["replay with: pytest ../test_it.py::test_order *"])
 
 
 def test_runs_have_seeds_of_their_own(runs: Runs) -> None:

@@ -86,7 +86,9 @@ def pytest_runtest_makereport(
         item.stash[_HAS_RAISED] = True
     found, item.stash[_FOUND_LEAVING] = item.stash.get(_FOUND_LEAVING, None), None
     if call.excinfo is not None and call.excinfo.value is found and not _is_full(item.config):
-        # It names the lines of the test itself; the frames are those of plugins and of ours.
+        # It names the lines of the test itself; the frames are those of plugins and of ours. Of
+        # a group pytest shows them in any style: leave it the last one.
+        found.__traceback__ = _innermost(call.excinfo.tb)
         report.longrepr = call.excinfo.getrepr(style="value")
     if report.failed and item.stash.get(_USES_DEVICE, False):
         line = shlex.join(["pytest", _where(item), *_options(item.config)])
@@ -94,13 +96,18 @@ def pytest_runtest_makereport(
     return report
 
 
+def _innermost(frames: types.TracebackType) -> types.TracebackType:
+    while frames.tb_next is not None:
+        frames = frames.tb_next
+    return frames
+
+
 def _where(item: pytest.Item) -> str:
     """The test as it is named to pytest, in the folder where this run was started."""
-    path, *names = item.nodeid.split("::")
-    config = item.config
+    path = str(item.path)
     with suppress(ValueError):  # on another drive of Windows
-        path = os.path.relpath(config.rootpath / path, config.invocation_params.dir)
-    return "::".join([path, *names])
+        path = os.path.relpath(path, item.config.invocation_params.dir)
+    return "::".join([path, *item.nodeid.split("::")[1:]])
 
 
 def _options(config: pytest.Config) -> list[str]:
