@@ -93,8 +93,4 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("streamflow-cuda")
-    if name == "testing":  # not for everybody who imports streamflow
-        from importlib import import_module
-
-        return import_module("streamflow.testing")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

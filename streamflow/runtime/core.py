@@ -86,7 +86,7 @@ class Core:
         self.num_finished = 0
         self.num_parked = 0
         self._dropped: deque[tuple[int, Timeline, Region]] = deque()
-        self._dropped_lines: deque[Timeline] = deque()
+        self.dropped_lines: deque[Timeline] = deque()
         self._closed_lines: deque[Timeline] = deque()
         self.failures = Failures()
         self._pending: dict[Op[Any], None] = {}  # parked and staging ops
@@ -496,7 +496,7 @@ class Core:
 
     def post_line(self, line: Timeline) -> None:
         """Leave an explicit stream to the loop. Any thread; called by finalisers (R12)."""
-        self._dropped_lines.append(line)
+        self.dropped_lines.append(line)
         self.needs_check = True
 
     def close_line(self, line: Timeline) -> None:
@@ -510,8 +510,8 @@ class Core:
         self._closed_lines.append(line)
 
     def _forget_lines(self) -> None:
-        for _ in range(len(self._dropped_lines)):
-            self.close_line(self._dropped_lines.popleft())
+        for _ in range(len(self.dropped_lines)):
+            self.close_line(self.dropped_lines.popleft())
         for _ in range(len(self._closed_lines)):
             line = self._closed_lines.popleft()
             self.reap(line)
@@ -530,7 +530,7 @@ class Core:
 
     def drain_dropped(self) -> None:
         """Submit the frees that finalisers left, and close the streams."""
-        if self._dropped_lines or self._closed_lines:
+        if self.dropped_lines or self._closed_lines:
             self._forget_lines()
         dropped = self._dropped
         if dropped:

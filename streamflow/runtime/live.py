@@ -7,10 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from streamflow.backends.origin import describe
+
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
-__all__ = ["LiveArrays"]
+__all__ = ["Held", "LiveArrays"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +49,36 @@ class LiveArrays:
         """One ``ResourceWarning`` if there are any."""
         if self.num:
             warnings.warn(str(self), ResourceWarning, stacklevel=stacklevel)
+
+
+class Held:
+    """Arrays, streams and pinned results that may outlive their device.
+
+    Noted before the device is closed, and asked about once it is: what only its work had
+    held is gone by then.
+    """
+
+    def __init__(self, core: Core) -> None:
+        core.drain_dropped()
+        self._core = core
+        self.index = core.backend.index
+        self._arrays = [
+            (memory, describe(*made._origin)) for memory, _, made in core.memory.live.values()
+        ]
+        self._lines = [line for line in core.lines if line.is_ordered and line.stream is not None]
+
+    def counts(self) -> Counter[tuple[str, str]]:
+        """What is held now, by kind and by the line that made it."""
+        core = self._core
+        if core.lost is not None or core.left_behind is not None:
+            return Counter()  # there is something worse to tell
+        lines = [line for line in self._lines if line.stream is not None]
+        dropped = core.dropped_lines
+        results = (holder for holder in core.pinned.holders() if holder is not None)
+        return Counter(
+            [
+                *(("array", where) for memory, where in self._arrays if memory() is not None),
+                *(("stream", line.where) for line in lines if line not in dropped),
+                *(("pinned block", describe(*holder)) for holder in results),  # type: ignore[misc]
+            ]
+        )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from streamflow.config import Settings, SimOptions
 from streamflow.device import Device
-from streamflow.runtime.closing import drain
-from streamflow.runtime.failures import add_note
+from streamflow.runtime.live import Held
 
-__all__ = ["checked_device", "default_settings"]
+__all__ = ["checked_device", "default_settings", "find_leaks"]
 
 CLOSE_TIMEOUT_S = 5.0
 """A test that leaves a gate closed is to say so while somebody still looks."""
@@ -27,15 +26,9 @@ def default_settings(seed: int) -> Settings:
 
 @asynccontextmanager
 async def checked_device(
-    index: int,
-    backend: str,
-    settings: Settings,
-    *,
-    seed: int,
-    has_raised: Callable[[], bool],
-    let_go: Callable[[], object],
+    index: int, backend: str, settings: Settings, *, seed: int, note: Callable[[Held], object]
 ) -> AsyncIterator[Device]:
-    """An open device; leaving it raises what nobody has observed, then what is left over.
+    """An open device; leaving it raises what nobody has observed.
 
     Parameters
     ----------
@@ -45,67 +38,43 @@ async def checked_device(
         Clock and seed of the simulator are replaced.
     seed : int
         Of the simulator's schedule.
-    has_raised : callable
-        Whether the test has raised: its traceback then holds frames, and they hold arrays.
-    let_go : callable
-        Drops what the test was called with; called only where something is left over.
+    note : callable
+        Given what :func:`find_leaks` is to look at once the whole test is over: fixtures that
+        are left after this one may hold arrays too.
     """
     sim = replace(settings.sim, clock="virtual", seed=seed)
     dev = Device(index, backend=backend, settings=replace(settings, sim=sim))
     await dev.__aenter__()
     yield dev
     # Not in a finally: a fixture is never told how its test ended, and this runs in any case.
-    leaks = "" if has_raised() else await _find_leaks(dev, let_go)
-    try:
-        await _leave(dev)
-    except BaseException as error:
-        if leaks:
-            add_note(error, leaks)
-        raise
-    if leaks:
-        raise AssertionError(leaks)
-
-
-async def _leave(dev: Device) -> None:
+    if not dev._core.is_closing:  # the test may have left it itself
+        note(Held(dev._core))
     with warnings.catch_warnings():
         # It says of the arrays what the check says of all, or was told to overlook.
         warnings.filterwarnings("ignore", r"device \d+ was closed with", ResourceWarning)
         await dev.__aexit__(None, None, None)
 
 
-async def _find_leaks(dev: Device, let_go: Callable[[], object]) -> str:
-    """What is still held once all work has ended, with the lines that made it; else empty."""
-    core = dev._core
-    # Work under way holds arrays and blocks. Where it doesn't end, leaving tells why.
-    has_ended = await drain(core, shielded=True, timeout_s=core.settings.close_timeout_s)
-    if core.lost is not None or not has_ended:
+def find_leaks(noted: Sequence[Held]) -> str:
+    """What is held of devices that are closed, with the lines that made it; else empty."""
+    if not any(held.counts() for held in noted):
         return ""
-    held = _held(dev)
-    if held:
-        let_go()
-        held = _held(dev)
-    if not held:
-        return ""
-    lines = [
-        f"  {kind} made at {line}{f' ({num})' if num > 1 else ''}"
-        for kind, counts in held.items()
-        for line, num in counts.items()
-    ]
-    return "\n".join(
-        [
-            f"the test is over, and of device {dev.index} something still holds:",
-            *lines,
-            "Look for a global, a fixture of a wider scope, a cache, or a task that goes on.",
-        ]
-    )
-
-
-def _held(dev: Device) -> dict[str, dict[str, int]]:
     gc.collect()
-    dev._core.drain_dropped()
-    held = {
-        kind: {line: num for line, num in counts.items() if line != "streamflow"}
-        for kind, counts in dev.live().items()
-        if kind != "op"
-    }
-    return {kind: counts for kind, counts in held.items() if counts}
+    found = [(held.index, held.counts()) for held in noted]
+    lines = [
+        line
+        for index, counts in found
+        if counts
+        for line in (
+            f"the test is over, and of device {index} something still holds:",
+            *(
+                f"  {kind} made at {where}{f' ({num})' if num > 1 else ''}"
+                for (kind, where), num in counts.items()
+            ),
+        )
+    ]
+    if lines:
+        lines.append(
+            "Look for a global, a fixture of a wider scope, a cache, or a task that goes on."
+        )
+    return "\n".join(lines)

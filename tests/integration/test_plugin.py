@@ -117,6 +117,37 @@ def test_a_plain_test_is_told_to_be_async(runs: Runs) -> None:
     result.stdout.fnmatch_lines(["test_plain is not async: *Write `async def`"])
 
 
+def test_a_doctest_is_told_the_same(runs: Runs) -> None:
+    source = """
+        def documented():
+            \'\'\'
+            >>> getfixture("sim_device")
+            \'\'\'
+    """
+    result = runs(source, "--doctest-modules")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*test_it.documented is not async: *"])
+
+
+@pytest.mark.parametrize("mark", ["asyncio", "anyio"])
+def test_a_test_case_of_unittest_is_refused(runs: Runs, mark: str) -> None:
+    source = f"""
+        import unittest
+
+        @pytest.mark.{mark}
+        class TestCase(unittest.IsolatedAsyncioTestCase):
+            @pytest.fixture(autouse=True)
+            def keep(self, sim_device):
+                self.dev = sim_device
+
+            async def test_it(self):
+                pass
+    """
+    result = runs(source)
+    result.assert_outcomes(errors=1 if mark == "asyncio" else 2)
+    result.stdout.fnmatch_lines(["test_it* is a test of a unittest.TestCase, *"])
+
+
 def test_an_unmarked_test_is_told_of_the_marks(runs: Runs) -> None:
     result = runs("async def test_bare(sim_device): pass")
     result.assert_outcomes(errors=1)

@@ -53,7 +53,7 @@ def test_what_a_test_keeps_fails_it_with_the_lines(runs: Runs) -> None:
 def test_what_is_found_is_told_without_the_frames_of_plugins(runs: Runs) -> None:
     result = runs(LEAKS)
     result.stdout.no_fnmatch_line("*site-packages*")
-    runs(LEAKS, "--full-trace").stdout.fnmatch_lines(["*run_asyncgen_fixture*"])
+    runs(LEAKS, "--full-trace").stdout.fnmatch_lines(["*def pytest_runtest_teardown(*"])
 
 
 def test_a_leak_is_told_once(runs: Runs) -> None:
@@ -101,6 +101,71 @@ def test_a_fixture_that_hands_out_an_array_is_no_leak(runs: Runs) -> None:
     runs(source).assert_outcomes(passed=2)
 
 
+def test_what_other_fixtures_of_the_test_hold_is_no_leak(runs: Runs) -> None:
+    source = """
+        import logging
+
+        @pytest.fixture
+        def bag():
+            held = []
+            yield held
+
+        @pytest.mark.anyio
+        async def test_puts_it_in(bag, monkeypatch, caplog, sim_device):  # they are left last
+            bag.append(sim_device.full(3, 7))
+            bag.append(sim_device.stream())
+            bag.append(await sim_device.get(bag[0]))
+            monkeypatch.setattr(np, "kept", sim_device.full(3, 7), raising=False)
+            logging.warning("%s", sim_device.full(3, 7))
+
+        class TestOfAClass:
+            def setup_method(self):
+                self.kept = []
+
+            @pytest.mark.anyio
+            async def test_keeps_it(self, sim_device):
+                self.kept.append(sim_device.full(3, 7))
+
+            def teardown_method(self):
+                assert len(self.kept) == 1
+    """
+    # In this process the log would be kept by the run around it, too.
+    runs(source, in_process=False).assert_outcomes(passed=4)
+
+
+def test_a_fixture_of_a_wider_scope_may_leak(runs: Runs) -> None:
+    source = """
+        @pytest.fixture(scope="module")
+        def bag():
+            return []
+
+        @pytest.mark.anyio
+        async def test_puts_it_in(bag, sim_device):
+            bag.append(sim_device.full(3, 7))
+
+        def test_comes_after(bag):
+            pass
+    """
+    runs(source).assert_outcomes(passed=3, errors=2)
+
+
+def test_a_fixture_that_fails_as_it_is_left_is_all_that_is_told(runs: Runs) -> None:
+    source = """
+        @pytest.fixture
+        async def breaks(sim_device):
+            x = sim_device.full(3, 7)
+            yield
+            assert x is None
+
+        @pytest.mark.anyio
+        async def test_uses_it(breaks):
+            pass
+    """
+    result = runs(source)
+    result.assert_outcomes(passed=2, errors=2)
+    result.stdout.no_fnmatch_line("*still holds*")
+
+
 def test_a_test_that_failed_is_not_searched(runs: Runs) -> None:
     source = """
         @pytest.mark.anyio
@@ -141,6 +206,18 @@ def test_a_failure_that_nobody_saw_fails_the_test(runs: Runs, mark: str) -> None
     result.stdout.fnmatch_lines(["*ZeroDivisionError*", "*<lambda> was submitted at test_it.py:*"])
     result.stdout.fnmatch_lines(["*ExceptionGroup: device 1: 1 op failed*"])
     result.stdout.fnmatch_lines(["replay with: *"])
+
+
+def test_failures_are_told_without_the_frames_of_plugins(runs: Runs) -> None:
+    source = """
+        @pytest.mark.anyio
+        async def test_looks_away(sim_device):
+            sim_device.host(lambda: 1 / 0)
+    """
+    result = runs(source)
+    result.assert_outcomes(passed=2, errors=2)
+    result.stdout.fnmatch_lines(["*test_it.py*, in <lambda>", "*was submitted at test_it.py:*"])
+    result.stdout.no_fnmatch_line("*site-packages*")
 
 
 def test_a_failure_on_leaving_tells_of_the_leak_too(runs: Runs) -> None:
@@ -241,6 +318,9 @@ def test_the_line_fits_where_pytest_was_started(
     monkeypatch.chdir(runs.pytester.mkdir("elsewhere"))
     result = runs(SHUFFLED.format(mark="asyncio"))
     result.stdout.fnmatch_lines(["replay with: pytest ../test_it.py::test_order *"])
+    aside = runs.pytester.mkdir("aside")
+    again = runs(SHUFFLED.format(mark="asyncio"), f"--rootdir={aside}")
+    again.stdout.fnmatch_lines(["replay with: pytest ../test_it.py::test_order *"])
 
 
 def test_runs_have_seeds_of_their_own(runs: Runs) -> None:

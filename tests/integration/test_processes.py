@@ -85,7 +85,7 @@ def test_c44_a_fork_reads_results_and_frees_nothing(program: Program) -> None:
                     gc.collect()
                     from streamflow.scheduler.reaper import orphans
                     core = dev._core
-                    left = len(orphans), len(core._dropped), len(core._dropped_lines)
+                    left = len(orphans), len(core._dropped), len(core.dropped_lines)
                     return total, left[:2], dev._core.pinned.num_live
 
                 print(in_fork(look))

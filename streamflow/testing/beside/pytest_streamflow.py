@@ -12,6 +12,7 @@ import random
 import shlex
 import sys
 import types
+import unittest
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import pytest
 
 if TYPE_CHECKING:
     from streamflow import Device, Settings
+    from streamflow.runtime.live import Held
 
 __all__ = ["device", "sim_device", "sim_devices", "streamflow_settings"]
 
@@ -28,6 +30,7 @@ _USES_DEVICE = pytest.StashKey[bool]()
 _HAS_RAISED = pytest.StashKey[bool]()
 _WANTED = pytest.StashKey[str]()
 _FOUND_LEAVING = pytest.StashKey[Exception | None]()
+_HELD = pytest.StashKey[list["Held"]]()
 
 _LOOP_SCOPES = ("function", "class", "module", "package", "session")  # of pytest-asyncio's loops
 
@@ -83,7 +86,9 @@ def pytest_runtest_makereport(
         item.stash[_HAS_RAISED] = True
     found, item.stash[_FOUND_LEAVING] = item.stash.get(_FOUND_LEAVING, None), None
     if call.excinfo is not None and call.excinfo.value is found and not _is_full(item.config):
-        # It names the lines of the test itself; the frames are those of plugins and of ours.
+        # It names the lines of the test itself; the frames are those of plugins and of ours. Of
+        # a group pytest shows them in any style: leave it the last one.
+        found.__traceback__ = _innermost(call.excinfo.tb)
         report.longrepr = call.excinfo.getrepr(style="value")
     if report.failed and item.stash.get(_USES_DEVICE, False):
         line = shlex.join(["pytest", _where(item), *_options(item.config)])
@@ -91,13 +96,18 @@ def pytest_runtest_makereport(
     return report
 
 
+def _innermost(frames: types.TracebackType) -> types.TracebackType:
+    while frames.tb_next is not None:
+        frames = frames.tb_next
+    return frames
+
+
 def _where(item: pytest.Item) -> str:
     """The test as it is named to pytest, in the folder where this run was started."""
-    path, *names = item.nodeid.split("::")
-    config = item.config
+    path = str(item.path)
     with suppress(ValueError):  # on another drive of Windows
-        path = os.path.relpath(config.rootpath / path, config.invocation_params.dir)
-    return "::".join([path, *names])
+        path = os.path.relpath(path, item.config.invocation_params.dir)
+    return "::".join([path, *item.nodeid.split("::")[1:]])
 
 
 def _options(config: pytest.Config) -> list[str]:
@@ -120,6 +130,39 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
     with seeded_trio(item.config.stash[_SEED]):
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Look for leaks when every fixture of the test has been left, and the log is let go."""
+    try:
+        result = yield
+    except Exception as error:
+        # The traceback of any other error holds frames of the test's fixtures.
+        if error is item.stash.get(_FOUND_LEAVING, None) and (leaks := _leaks(item)):
+            from streamflow.runtime.failures import add_note
+
+            add_note(error, leaks)
+        raise
+    if leaks := _leaks(item):
+        found = item.stash[_FOUND_LEAVING] = AssertionError(leaks)
+        raise found
+    return result
+
+
+def _leaks(item: pytest.Item) -> str:
+    """What still holds something of the test's devices, but for the test itself."""
+    held = item.stash.get(_HELD, [])
+    item.stash[_HELD] = []
+    if not held or item.stash[_HAS_RAISED]:  # its traceback holds frames, and they hold arrays
+        return ""
+    from streamflow.testing.fixtures import find_leaks
+
+    assert isinstance(item, pytest.Function)
+    item.funcargs.clear()
+    if item.cls is not None:
+        vars(item.instance).clear()
+    return find_leaks(held)
 
 
 # -- the fixtures ----------------------------------------------------------------------------
@@ -174,13 +217,14 @@ def _device(request: pytest.FixtureRequest, which: str) -> Device:
     runner = _runner_of(item)
     item.stash[_USES_DEVICE] = True
     item.stash[_HAS_RAISED] = False  # it may be run again
+    item.stash.setdefault(_HELD, [])
     found: Device = request.getfixturevalue(f"_streamflow_{which}_{runner}")
     return found
 
 
 def _runner_of(item: pytest.Function) -> str:
     """Which plugin runs the test, and with pytest-asyncio on the loop of which scope."""
-    function = item.function
+    function = getattr(item, "function", None)  # a doctest has none
     if (hypothesis := getattr(function, "hypothesis", None)) is not None:
         function = hypothesis.inner_test
         function = getattr(function, "_anyio_original_func", function)
@@ -188,6 +232,12 @@ def _runner_of(item: pytest.Function) -> str:
         pytest.fail(
             f"{item.name} is not async: what it asks for is a device that lives on an event "
             "loop. Write `async def`",
+            pytrace=False,
+        )
+    if issubclass(item.cls or object, unittest.TestCase):
+        pytest.fail(
+            f"{item.name} is a test of a unittest.TestCase, which brings an event loop of its own "
+            "or none: take it out of that class, or open a Device in it",
             pytrace=False,
         )
     manager = item.config.pluginmanager
@@ -230,8 +280,7 @@ def _opener(index: int, backend: str | None) -> _Opener:
                 backend or item.stash[_WANTED],
                 streamflow_settings,
                 seed=item.config.stash[_SEED],
-                has_raised=lambda: item.stash[_HAS_RAISED],
-                let_go=item.funcargs.clear,
+                note=item.stash[_HELD].append,
             ) as dev:
                 yield dev
         except Exception as error:
