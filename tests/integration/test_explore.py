@@ -222,8 +222,35 @@ def test_a_failing_pytest_raises_counts_and_a_skip_goes_through() -> None:
     async def stops(dev: sf.Device) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         explore(stops)
+    assert caught.value.__notes__[-1].endswith("stops was running under schedule plain")
+
+
+def test_a_failure_that_is_no_exception_is_found_in_a_group_and_by_itself(loop: str) -> None:
+    async def order(dev: sf.Device) -> list[str]:
+        seen: list[str] = []
+        for name in "ab":
+            dev.call(lambda stream, name=name: seen.append(name), stream=dev.stream())
+        await dev.synchronize()
+        return seen
+
+    async def in_a_group(dev: sf.Device) -> None:
+        async def check() -> None:
+            if await order(dev) != ["a", "b"]:
+                pytest.fail("another order")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(check)
+
+    async def cancelled(dev: sf.Device) -> None:
+        if await order(dev) != ["a", "b"]:
+            raise asyncio.CancelledError
+
+    failure = found(in_a_group, loop=loop)
+    assert "another order" in str(failure)
+    assert len(failure.deviations) == 1
+    assert isinstance(found(cancelled, loop=loop).__cause__, asyncio.CancelledError)
 
 
 # -- devices ----------------------------------------------------------------------------------
@@ -312,6 +339,14 @@ def test_what_cannot_be_explored_is_refused(run) -> None:
         explore(main, strategy="fair")
     with pytest.raises(ValueError, match="loop is one of"):
         explore(main, loop="curio")
+    for seeds in (-1, [3, -1]):
+        with pytest.raises(ValueError, match="found -1"):
+            explore(main, seeds=seeds)
+    with pytest.raises(TypeError):
+        explore(main, seeds=[1.5])  # type: ignore[list-item]
+    predicting = sf.Settings(sim=sf.SimOptions(clock="virtual", predict=True))
+    with pytest.raises(ValueError, match="predict=True tells the time of that"):
+        explore(main, settings=predicting)
     with pytest.raises(TypeError, match="keyword-only"):
         explore(named)
     with pytest.raises(TypeError, match="takes a coroutine function"):
