@@ -240,7 +240,7 @@ class Controls:
     def log(self) -> EventLog:
         """What ends while its ``with`` block runs, on every device of the loop, in order.
 
-        Launches, copies, fills, allocations and frees; not waits, records and gates.
+        Launches, copies, fills, allocations and frees; not waits, records, gates and stalls.
         """
         return EventLog(self._device.world)
 
