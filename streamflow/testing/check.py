@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Literal, TypeAlias
 
 import anyio
@@ -109,7 +110,7 @@ def check_kernel(
     rtol, atol : float, optional
         For floats: ``abs(found - expected) <= atol + rtol * abs(expected)``, and NaN equals
         NaN. Default: 1e-5 and 1e-6 for single, 1e-12 and 1e-14 for double, 1e-3 and 1e-3 for
-        half precision. Everything else has to be equal.
+        half precision. Structures are compared field by field. Everything else has to be equal.
     sizes : sequence of int, optional
         Default: ``EDGE_SIZES``, and five more at random, up to 200 000.
     seed : int
@@ -257,7 +258,7 @@ def _sizes(sizes: Sequence[int] | None, seed: int) -> tuple[int, ...]:
             # As many of three digits as of five.
             found[int(np.exp(rng.uniform(np.log(_RANDOM_MIN), np.log(_RANDOM_MAX))))] = None
         return tuple(found)
-    chosen = tuple(int(size) for size in sizes)
+    chosen = tuple(index(size) for size in sizes)
     if not chosen or min(chosen) < 1:
         raise ValueError(f"sizes are at least one, each at least 1; found {list(chosen)}")
     return chosen

@@ -36,6 +36,8 @@ class Tolerance:
 
     def says(self, dtype: np.dtype[Any]) -> str:
         """In words, for a message."""
+        if dtype.names is not None:
+            return "field by field"
         used = self.of(dtype)
         return "exactly" if used is None else f"within rtol={used[0]:g}, atol={used[1]:g}"
 
@@ -61,18 +63,30 @@ class Difference:
 def first_difference(expected: Array, found: Array, tolerance: Tolerance) -> Difference | None:
     """Compare two arrays of one shape and dtype; None where they agree.
 
-    Floats agree within the tolerance, and NaN with NaN; everything else if it is equal.
+    Floats agree within the tolerance, and NaN with NaN; structures if all of their fields do, and
+    everything else if it is equal.
     """
-    used = tolerance.of(expected.dtype)
-    if used is None:
-        differs = np.asarray(expected != found)
-    else:
-        differs = ~_are_close(expected, found, *used)
-    wrong = np.flatnonzero(differs)
+    wrong = np.flatnonzero(_differs(expected, found, tolerance))
     if not wrong.size:
         return None
     index = tuple(int(at) for at in np.unravel_index(wrong[0], expected.shape))
     return Difference(index, expected[index], found[index], int(wrong.size))
+
+
+def _differs(expected: Array, found: Array, tolerance: Tolerance) -> Array:
+    """Which elements do not agree."""
+    names = expected.dtype.names
+    if names is not None:
+        differs = np.zeros(expected.shape, np.bool_)
+        for name in names:
+            in_field = _differs(expected[name], found[name], tolerance)
+            # A field that is an array itself has more axes.
+            differs |= in_field.any(axis=tuple(range(expected.ndim, in_field.ndim)))
+        return differs
+    used = tolerance.of(expected.dtype)
+    if used is None:
+        return np.asarray(expected != found)
+    return ~_are_close(expected, found, *used)
 
 
 def _are_close(expected: Array, found: Array, rtol: float, atol: float) -> Array:

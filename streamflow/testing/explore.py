@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import index
 from traceback import format_exception_only
 
 from streamflow.backends.sim.schedule import STRATEGIES, Deviation, Hold, Plan
@@ -115,8 +116,8 @@ def explore(
         ``STREAMFLOW_EXPLORE`` set, exactly that schedule runs, once, and what it raises comes
         through as it is.
     ValueError
-        No such strategy or loop, no simulated device was opened, or a bad schedule in the
-        variable.
+        No such strategy or loop, a negative seed, settings with ``predict=True``, no simulated
+        device was opened, or a bad schedule in the variable.
     RuntimeError
         Called on an event loop: it runs loops of its own.
     """
@@ -128,8 +129,7 @@ def explore(
         if run.error is not None:
             raise run.error
         return Explored(1, 1)
-    numbers = range(seeds) if isinstance(seeds, int) else seeds
-    plans = [Plan(), *(Plan(strategy, seed) for seed in numbers)]
+    plans = [Plan(), *(Plan(strategy, seed) for seed in _numbers(seeds))]
     orders: set[int] = set()
     for num_before, plan in enumerate(plans):
         run = runner.run(plan)
@@ -142,6 +142,17 @@ def explore(
             )
         orders.add(run.order)
     return Explored(len(plans), len(orders))
+
+
+def _numbers(seeds: int | Iterable[int]) -> Sequence[int]:
+    if isinstance(seeds, int):
+        if seeds < 0:  # nothing would be explored, and so nothing found
+            raise ValueError(f"seeds is how many, found {seeds}")
+        return range(seeds)
+    numbers = [index(seed) for seed in seeds]
+    if min(numbers, default=0) < 0:
+        raise ValueError(f"a seed is at least 0, found {min(numbers)}")
+    return numbers
 
 
 def _failure(runner: Runner, plan: Plan, run: Run, num_before: int) -> ExplorationFailed:

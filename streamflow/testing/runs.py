@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -80,6 +81,11 @@ class Runner:
         self.name = getattr(fn, "__qualname__", None) or repr(fn)
         if settings is None:
             settings = Settings.from_environment({"STREAMFLOW_STAGING_THREADS": "2", **os.environ})
+        if settings.sim.predict:
+            raise ValueError(
+                "explore() runs other schedules than the plain one, and predict=True tells the "
+                "time of that: switch it off in the settings (STREAMFLOW_SIM_PREDICT)"
+            )
         self._settings = replace(
             settings,
             close_timeout_s=min(settings.close_timeout_s, timeout_s),
@@ -107,7 +113,8 @@ class Runner:
         except Exception as error:
             run.error = error
         except BaseException as stop:
-            if not _is_test_failure(stop):
+            if not _is_failure(stop):
+                stop.add_note(f"explore: {self.name} was running under schedule {plan}")
                 raise
             run.error = stop
         finally:
@@ -156,9 +163,13 @@ def _count_devices(fn: Callable[..., Awaitable[object]]) -> int:
     return num
 
 
-def _is_test_failure(error: BaseException) -> bool:
-    """``pytest.fail`` and ``pytest.raises`` raise what is no ``Exception``."""
-    pytest = sys.modules.get("pytest")  # never imported for this
+def _is_failure(error: BaseException) -> bool:
+    """Some of what is no ``Exception`` is a failure all the same, and so is a group of it."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_failure, error.exceptions))
+    if isinstance(error, Exception | CancelledError):  # nobody outside has cancelled the run
+        return True
+    pytest = sys.modules.get("pytest")  # never imported for this; its fail() and raises()
     return pytest is not None and isinstance(error, pytest.fail.Exception)
 
 

@@ -16,11 +16,13 @@ import anyio
 import numpy as np
 import pytest
 from logged_program import work
-from planted import BUGS, SETTINGS, Library, early_reuse, missing_edge, right, scale, slow
+from planted import BUGS, SETTINGS, Library, N, early_reuse, missing_edge, right, scale, slow
 from support import virtual
 
 import streamflow as sf
+from streamflow.backends.sim.schedule import Plan
 from streamflow.testing import ExplorationFailed, Explored, explore
+from streamflow.testing.runs import Runner
 
 ROOT = Path(__file__).resolve().parents[2]
 STRATEGIES = ("random", "priority-inverting", "starved")
@@ -77,7 +79,9 @@ def test_a_failure_says_what_happened_and_how_to_have_it_again() -> None:
     failure = found(missing_edge)
     text = str(failure)
     assert re.match(r"missing_edge fails under schedule random:\d+, after \d+ that passed; ", text)
-    assert "'scale' on a, command 1 there, was held back; meanwhile ran: 'add' on b" in text
+    assert re.search(
+        r"'scale' on a, command 1 there, was held back; meanwhile ran: .*'add' on b", text
+    )
     assert re.search(r"^  0\.\d{9} s  device 0  a: scale$", text, re.MULTILINE)
     nodeid = "test_explore.py::test_a_failure_says_what_happened_and_how_to_have_it_again"
     assert failure.replay.startswith(f"STREAMFLOW_EXPLORE={failure.schedule} python -m pytest ")
@@ -98,6 +102,24 @@ def test_the_schedule_of_a_failure_is_a_setting_too() -> None:
 
         with pytest.raises(AssertionError):
             asyncio.run(main())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_deviations_of_a_run_make_the_same_run(strategy: str) -> None:
+    async def main(dev: sf.Device) -> None:
+        for number in range(3):
+            x, y = dev.put(np.full(N, number, np.float32)), dev.zeros(N, np.float32)
+            dev.launch(scale, x, 1.0, N, stream=dev.stream())
+            dev.copy(y, x)
+            out = dev.get(x)
+            x.free()
+            await out
+
+    runner = Runner(main, SETTINGS, "asyncio", 10.0)
+    for seed in range(20):
+        run = runner.run(Plan(strategy, seed))
+        told = Plan(deviations=tuple(deviation for deviation, _ in run.imposed.story))
+        assert run.log == runner.run(told).log, f"{strategy}:{seed} {told}"
 
 
 def test_the_first_failing_seed_is_told() -> None:
@@ -222,8 +244,35 @@ def test_a_failing_pytest_raises_counts_and_a_skip_goes_through() -> None:
     async def stops(dev: sf.Device) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         explore(stops)
+    assert caught.value.__notes__[-1].endswith("stops was running under schedule plain")
+
+
+def test_a_failure_that_is_no_exception_is_found_in_a_group_and_by_itself(loop: str) -> None:
+    async def order(dev: sf.Device) -> list[str]:
+        seen: list[str] = []
+        for name in "ab":
+            dev.call(lambda stream, name=name: seen.append(name), stream=dev.stream())
+        await dev.synchronize()
+        return seen
+
+    async def in_a_group(dev: sf.Device) -> None:
+        async def check() -> None:
+            if await order(dev) != ["a", "b"]:
+                pytest.fail("another order")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(check)
+
+    async def cancelled(dev: sf.Device) -> None:
+        if await order(dev) != ["a", "b"]:
+            raise asyncio.CancelledError
+
+    failure = found(in_a_group, loop=loop)
+    assert "another order" in str(failure)
+    assert len(failure.deviations) == 1
+    assert isinstance(found(cancelled, loop=loop).__cause__, asyncio.CancelledError)
 
 
 # -- devices ----------------------------------------------------------------------------------
@@ -312,6 +361,14 @@ def test_what_cannot_be_explored_is_refused(run) -> None:
         explore(main, strategy="fair")
     with pytest.raises(ValueError, match="loop is one of"):
         explore(main, loop="curio")
+    for seeds in (-1, [3, -1]):
+        with pytest.raises(ValueError, match="found -1"):
+            explore(main, seeds=seeds)
+    with pytest.raises(TypeError):
+        explore(main, seeds=[1.5])  # type: ignore[list-item]
+    predicting = sf.Settings(sim=sf.SimOptions(clock="virtual", predict=True))
+    with pytest.raises(ValueError, match="predict=True tells the time of that"):
+        explore(main, settings=predicting)
     with pytest.raises(TypeError, match="keyword-only"):
         explore(named)
     with pytest.raises(TypeError, match="takes a coroutine function"):

@@ -27,6 +27,24 @@ def test_a_failure_finds_an_op_by_its_name(run, add_one):
     run(main)
 
 
+@pytest.mark.parametrize("name", ["get", "put", "copy", "fill"])
+def test_a_failure_finds_an_op_without_a_name_by_what_it_does(run, name):
+    async def main():
+        async with virtual() as dev:
+            x, y = dev.zeros(8, np.float32), dev.zeros(8, np.float32)
+            await dev.synchronize()
+            source = np.ones(1 << 18, np.float32)  # staged
+            with dev.sim.fail(name=name, sticky=False) as rule:
+                made = dev.put(source)
+                ops = {"copy": dev.copy(y, x), "get": dev.get(x), "put": made.ready}
+                ops["fill"] = dev.fill(y, 1)
+                errors = {each: await error_of(op) for each, op in ops.items()}
+            assert rule.num_fired == 1
+            assert [each for each, error in errors.items() if error is not None] == [name]
+
+    run(main)
+
+
 def test_a_failure_finds_an_op_that_was_parked(run, add_one):
     """It is looked for when the op is submitted, whoever's turn that is."""
 

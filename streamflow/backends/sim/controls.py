@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from math import isfinite
@@ -33,6 +34,9 @@ FAIL_KINDS = (
     "allocate",
     "free",
 )
+
+_NUMBER = re.compile(r"#\d+$", re.ASCII)
+"""What tells ops apart that were given no name: ``get#5``."""
 
 
 class Gate:
@@ -126,7 +130,11 @@ class Rule:
 
     def on_submit(self, kind: str, label: str, op_name: str | None) -> BaseException | None:
         """The fault a matching submission is to run into; raises a failure of the call."""
-        if self._kind not in (None, kind) or self._name not in (None, label, op_name):
+        if self._kind not in (None, kind):
+            return None
+        if self._name not in (None, label, op_name) and (
+            op_name is None or self._name != _NUMBER.sub("", op_name)
+        ):
             return None
         if self._num_before:
             self._num_before -= 1
@@ -237,7 +245,7 @@ class Controls:
     def log(self) -> EventLog:
         """What ends while its ``with`` block runs, on every device of the loop, in order.
 
-        Launches, copies, fills, allocations and frees; not waits, records and gates.
+        Launches, copies, fills, allocations and frees; not waits, records, gates and stalls.
         """
         return EventLog(self._device.world)
 
@@ -276,15 +284,16 @@ class Controls:
         kind : str, optional
             One of ``FAIL_KINDS``; any if left out.
         name : str, optional
-            The kernel's name, or the op's: what ``dev.launch(..., name=)`` was given, ``get``,
-            ``fill``. The chunks of staged copies are part of an op and have no name.
+            The kernel's name, or the op's: what ``dev.launch(..., name=)`` was given, or what an
+            op without a name does, such as ``get``, ``put``, ``copy``, ``fill``. Of a staged
+            copy each chunk counts.
         nth : int
             1 is the next one.
         error : exception, optional
             What is raised at the call, or what a sticky fault is caused by.
         sticky : bool
-            True: the op faults when it runs, and the device is lost. False: the call raises,
-            as the driver reports failures that leave the device usable.
+            True: the op faults when it runs, and the device is lost. False: the backend's call
+            raises, as a driver's does that leaves the device usable, and so the op fails.
         """
         if kind is not None and kind not in FAIL_KINDS:
             raise ValueError(f"kind is one of {', '.join(FAIL_KINDS)}; found {kind!r}")

@@ -156,7 +156,7 @@ class World:
     schedule : Schedule or None
         Another order than the plain one; on the virtual clock only.
     listeners : list of callable
-        Each called with every command that has ended, but waits, gates and marks, and the time.
+        Each called with every command that has ended and is movable, and the time.
     """
 
     def __init__(self, settings: Settings, schedule: Schedule | None = None) -> None:
@@ -290,7 +290,7 @@ class World:
 
     def _let_go(self, schedule: Schedule) -> None:
         """Start what was held back, if it is time."""
-        while (command := schedule.release(not self._in_flight)) is not None:
+        while (command := schedule.release(self._is_idle())) is not None:
             stream = command.stream
             if command.engine is None:  # a step of its own, so that the host sees a move
                 heappush(self._in_flight, (self._now_s, 0.0, stream.ordinal, command))
@@ -298,6 +298,10 @@ class World:
                 self.runnable.append(stream)
                 self.settle(self._now_s)
                 self._start_ready()
+
+    def _is_idle(self) -> bool:
+        """Whether nothing runs; a stall does nothing."""
+        return not any(entry[3].is_movable for entry in self._in_flight)
 
     # -- queues ----------------------------------------------------------------------
 
@@ -337,7 +341,7 @@ class World:
         queue.popleft()
         stream.num_done += 1
         stream.num_work -= 1
-        if self.listeners:
+        if self.listeners and command.is_movable:
             self._tell(command, now_s)
         if stream.waiters:
             self._release(stream)

@@ -242,7 +242,7 @@ class Schedule:
     ----------
     story : list of (Deviation, str) or None
         Where told to keep one: what it did that a plain run would not have done, and in words.
-        Holding back what could not have run earlier anyway isn't in it.
+        Holding back work that could not have run earlier anyway isn't in it.
     log : list of Logged
         What has ended, if it keeps a story.
     """
@@ -287,7 +287,8 @@ class Schedule:
         self._held.remove(held)
         self._released.add(held.command)
         self._num_released += 1
-        if held.num_passed and self.story is not None:
+        # Held back, what needs no engine ends in a step of its own, and the host gets a turn.
+        if self.story is not None and (held.num_passed or held.command.engine is None):
             self.story.append(self._tell(held))
         return held.command
 
@@ -334,9 +335,10 @@ class Schedule:
         label = Logged.of(command, 0.0).label
         left_out = held.num_passed - len(held.passed)
         passed = ", ".join(held.passed) + (f" and {left_out} more" if left_out > 0 else "")
+        meanwhile = f"ran: {passed}" if passed else "the loop had a turn"
         return hold, (
             f"{label!r} on {stream.name}, command {held.number} there, was held back; "
-            f"meanwhile ran: {passed}"
+            f"meanwhile {meanwhile}"
         )
 
 

@@ -33,6 +33,7 @@ class StallCommand(Command):
 
     __slots__ = ("ended", "seconds", "until_s")
     label = "stall"
+    is_movable = False
 
     def __init__(
         self, stream: SimStream, engine: Engine, seconds: float, until_s: float | None

@@ -113,6 +113,26 @@ def test_an_allocation_and_a_free_can_be_held_back(open_lab):
     assert done.is_done
 
 
+def test_a_stall_holds_and_what_is_held_back_does_not_wait_for_it(open_lab):
+    for plan in ("", "2.1,0.1", *(f"{s}:{n}" for s in STRATEGIES for n in range(20))):
+        lab = open_lab(key=object(), schedule=plan)
+        stream, other = lab.stream(), lab.stream()
+        sim = lab.device.controls()
+        with sim.log() as log:
+            sim.stall("h2d", 60.0)  # on stream 2
+            sim.stall(other, 30.0)
+            lab.mark(stream, "held back")
+            lab.mark(other, "late")
+            address = lab.allocate(stream, 64)
+            lab.device.copy_h2d(address, lab.host(64)[0], 64, stream)
+            lab.run()
+        ended_s = {entry.label: entry.time_s for entry in log}
+        assert ended_s.keys() == {"held back", "late", "allocate", "copy h2d"}, plan
+        assert ended_s["held back"] < 1.0
+        assert ended_s["late"] > 30.0
+        assert ended_s["copy h2d"] > 60.0
+
+
 def test_a_turn_can_see_nothing_or_several_completions(open_lab):
     lab = open_lab(schedule="@1=0,@2=3")
     two_streams(lab)

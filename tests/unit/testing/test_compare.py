@@ -28,6 +28,22 @@ def test_a_structure_differs_if_a_field_does():
     assert difference.index == (1,)
 
 
+def test_the_floats_of_a_structure_have_a_tolerance_too():
+    particle = [("at", "f4", (3,)), ("inner", [("mass", "f8"), ("kind", "i2")])]
+    expected = np.ones((2, 2), particle)
+    expected["at"][0, 0] = np.nan
+    found = expected.copy()
+    found["at"][1, 1, 2] += 1e-7
+    assert first_difference(expected, found, Tolerance()) is None
+    assert first_difference(expected, found, EXACT).index == (1, 1)
+    found["at"][1, 0, 1] += 1e-3
+    found["inner"]["kind"][1, 1] = 2
+    difference = first_difference(expected, found, Tolerance())
+    assert (difference.index, difference.num_different) == ((1, 0), 2)
+    assert Tolerance().says(expected.dtype) == "field by field"
+    assert first_difference(expected[:0], found[:0], Tolerance()) is None
+
+
 @pytest.mark.parametrize(
     ("dtype", "within", "beyond"),
     [
