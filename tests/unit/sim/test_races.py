@@ -62,7 +62,9 @@ def test_a_use_after_the_free_of_its_stream(lab, two):
     address = written(lab, stream)
     lab.device.deallocate(address, stream)
     lab.device.fill(address, b"\1", NBYTES, stream)
-    assert races(lab) == [RaceKind.USE_AFTER_FREE]
+    [race] = lab.device.controls().take_races()
+    assert race.kind is RaceKind.USE_AFTER_FREE
+    assert "fill was called for after free had given the memory back" in str(race)
 
 
 def test_a_free_that_is_not_after_the_last_use(lab, two):
@@ -74,6 +76,7 @@ def test_a_free_that_is_not_after_the_last_use(lab, two):
     [race] = lab.device.controls().take_races()
     assert race.kind is RaceKind.USE_AFTER_FREE
     assert (race.first.verb, race.second.verb) == ("reads", "frees")
+    assert f"nothing orders free after <lambda>: {one.name} has not waited" in str(race)
 
 
 def test_a_free_after_the_last_use_is_none(lab, two):
@@ -327,6 +330,25 @@ def test_a_worker_knows_what_the_loop_knew_when_it_submitted_what_the_worker_wai
         checker.take_up(known)
         three.wait(marked)
         lab.device.fill(address, b"\1", NBYTES, three)
+        checker.take_up(None)
+
+    in_worker(task)
+    assert races(lab) == []
+
+
+def test_what_comes_after_a_call_for_a_stream_is_after_what_its_caller_knew(lab, two):
+    """Also where the call is a wait for the stream's own past, which does nothing else."""
+    one, other = two
+    checker = lab.device.checker
+    known = checker.hand_off()
+    early = lab.record(other)
+    address = written(lab, one)
+    one.sync()
+    other.wait(early)
+
+    def task() -> None:
+        checker.take_up(known)
+        lab.device.fill(address, b"\1", NBYTES, other)
         checker.take_up(None)
 
     in_worker(task)
