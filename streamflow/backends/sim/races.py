@@ -203,7 +203,10 @@ class RaceChecker(Watcher):
     def waited(self, stream: SimStream, place: Place) -> None:
         """``stream`` waits for ``place``."""
         source, position, clock, epoch = place
-        stream.clock = self._joined(stream.clock, {**clock, source.id: position})
+        merged = self._joined(stream.clock, clock)
+        if merged.get(source.id, 0) < position and source.id in self._known:
+            merged[source.id] = position
+        stream.clock = merged
         stream.epoch = max(stream.epoch, epoch)
 
     def _forget_streams(self) -> None:
