@@ -202,6 +202,23 @@ def test_a_host_that_changes_a_source_in_flight(lab, two):
     assert races(lab) == []
 
 
+def test_a_bounce_through_pinned_memory_is_no_change_by_the_host(lab, two):
+    one, other = two
+    source, target = written(lab, one), written(lab, other)
+    host, array = lab.host(NBYTES)
+    array[:] = 1
+    lab.device.copy_d2h(host, source, NBYTES, one)
+    wait(lab, other, one)
+    lab.device.copy_h2d(target, host, NBYTES, other)
+    assert lab.read(target, NBYTES, other) == bytes(NBYTES)
+    assert races(lab) == []
+    other.sync()
+    lab.device.copy_h2d(target, host, NBYTES, one)  # watched again, as the first has ended
+    array[:] = 2
+    lab.run()
+    assert races(lab) == [RaceKind.HOST_CHANGE]
+
+
 def test_pinned_memory_used_again_too_early(lab, two):
     one, other = two
     source, target = written(lab, one), written(lab, other)
