@@ -319,12 +319,13 @@ class RaceChecker(Watcher):
         else:
             first = shadow.cut(start)
             last = shadow.cut(stop) if stop < shadow.nbytes else len(segments)
-        is_unwritten = False
+        unwritten: tuple[int, int] | None = None
         for index in range(first, last):
             segment = segments[index]
             write = segment.write
             if write is None:
-                is_unwritten = True
+                if unwritten is None:
+                    unwritten = shadow.starts[index], segment.stop
             elif not self._is_before(write, stream):
                 kind = RaceKind.WRITE_WRITE if writes else RaceKind.READ_WRITE
                 self._tell(kind, write, use, gpu, shadow.starts[index], segment.stop)
@@ -337,8 +338,8 @@ class RaceChecker(Watcher):
                 segment.reads[stream.id] = use
                 if len(segment.reads) > self._num_known_max:
                     segment.reads = {i: r for i, r in segment.reads.items() if i in self._known}
-        if reads and is_unwritten and not shadow.is_pinned:
-            self._tell(RaceKind.NEVER_WRITTEN, shadow.allocated, use, gpu, start, stop)
+        if reads and unwritten is not None and not shadow.is_pinned:
+            self._tell(RaceKind.NEVER_WRITTEN, shadow.allocated, use, gpu, *unwritten)
         if writes:
             segments[first:last] = [Segment(segments[last - 1].stop, use, {})]
             shadow.starts[first:last] = [start]
