@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.memory import Block
     from streamflow.backends.sim.pinned import PinnedBlock
     from streamflow.backends.sim.stream import SimStream
-    from streamflow.backends.sim.uses import Shadow
+    from streamflow.backends.sim.uses import Shadow, Use
 
 __all__ = [
     "Allocate",
@@ -193,14 +193,14 @@ class _Copy(Command):
 
 
 class CopyH2D(_Copy):
-    """``watch``: who submitted it, and the checksum of its source at that time."""
+    """``watch``: who submitted it, and the checksum of its source if that is to stay so."""
 
     __slots__ = ("watch",)
     label = "copy h2d"
 
     def __init__(self, stream: SimStream, engine: Engine, dst: int, src: int, nbytes: int) -> None:
         super().__init__(stream, engine, dst, src, nbytes)
-        self.watch: tuple[object, int] | None = None
+        self.watch: tuple[Use, int] | None = None
 
     def run(self, bound: tuple[Any, ...]) -> None:
         if self.watch is not None:

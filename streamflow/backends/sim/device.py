@@ -273,7 +273,10 @@ class SimDevice:
         races = self.world.races
         if races is not None:
             block = pinned.hold(src, nbytes)
-            command.watch = races.watched(command), checksum(block.bytes_at(src, nbytes))
+            start = src - block.address
+            reader = races.watched(command, block.shadow, start, start + nbytes)
+            if reader is not None:
+                command.watch = reader, checksum(block.bytes_at(src, nbytes))
             block.drop()
         self._submit_pinned("copy_h2d", command, src, nbytes)
 

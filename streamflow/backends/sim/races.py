@@ -203,7 +203,10 @@ class RaceChecker(Watcher):
     def waited(self, stream: SimStream, place: Place) -> None:
         """``stream`` waits for ``place``."""
         source, position, clock, epoch = place
-        stream.clock = self._joined(stream.clock, {**clock, source.id: position})
+        merged = self._joined(stream.clock, clock)
+        if merged.get(source.id, 0) < position and source.id in self._known:
+            merged[source.id] = position
+        stream.clock = merged
         stream.epoch = max(stream.epoch, epoch)
 
     def _forget_streams(self) -> None:
@@ -267,13 +270,21 @@ class RaceChecker(Watcher):
             if offset < stop:  # else the machine will fault
                 self._use(shadow, offset, stop, use, stream, reads, writes)
 
-    def watched(self, command: Command) -> object:
-        """Who submits ``command``, for :meth:`host_changed`."""
+    def watched(self, command: Command, shadow: Shadow, start: int, stop: int) -> Use | None:
+        """Who submits ``command``, a copy of host memory, for :meth:`host_changed`.
+
+        None where an earlier copy may change that memory first: the caller has not seen it
+        end. Takes the lock itself.
+        """
+        with self._lock:
+            actor = self.actor()
+            for write in shadow.writes(start, stop):
+                if write is not None and not self._is_over(write, actor):
+                    return None
         return Use(self, command, "reads")
 
-    def host_changed(self, reader: object, gpu_index: int, nbytes: int) -> None:
+    def host_changed(self, reader: Use, gpu_index: int, nbytes: int) -> None:
         """The host wrote to memory that ``reader`` was still to read. Takes the lock itself."""
-        assert isinstance(reader, Use)
         with self._lock:
             self._tell(RaceKind.HOST_CHANGE, None, reader, gpu_index, 0, nbytes)
 
@@ -308,12 +319,13 @@ class RaceChecker(Watcher):
         else:
             first = shadow.cut(start)
             last = shadow.cut(stop) if stop < shadow.nbytes else len(segments)
-        is_unwritten = False
+        unwritten: tuple[int, int] | None = None
         for index in range(first, last):
             segment = segments[index]
             write = segment.write
             if write is None:
-                is_unwritten = True
+                if unwritten is None:
+                    unwritten = shadow.starts[index], segment.stop
             elif not self._is_before(write, stream):
                 kind = RaceKind.WRITE_WRITE if writes else RaceKind.READ_WRITE
                 self._tell(kind, write, use, gpu, shadow.starts[index], segment.stop)
@@ -326,18 +338,13 @@ class RaceChecker(Watcher):
                 segment.reads[stream.id] = use
                 if len(segment.reads) > self._num_known_max:
                     segment.reads = {i: r for i, r in segment.reads.items() if i in self._known}
-        if reads and is_unwritten and not shadow.is_pinned:
-            self._tell(RaceKind.NEVER_WRITTEN, shadow.allocated, use, gpu, start, stop)
+        if reads and unwritten is not None and not shadow.is_pinned:
+            self._tell(RaceKind.NEVER_WRITTEN, shadow.allocated, use, gpu, *unwritten)
         if writes:
             segments[first:last] = [Segment(segments[last - 1].stop, use, {})]
             shadow.starts[first:last] = [start]
         if len(segments) > shadow.num_max:
-            seen = self._loop.seen
-            shadow.merge(
-                lambda use: (
-                    use.position <= seen.get(use.stream_id, 0) or use.stream_id not in self._known
-                )
-            )
+            shadow.merge(lambda use: self._is_over(use, self._loop))
 
     def _tell_dead(self, shadow: Shadow, use: Use, start: int, stop: int, gpu_index: int) -> None:
         is_freed = shadow.freed is not None
@@ -350,9 +357,7 @@ class RaceChecker(Watcher):
         if stream_id == stream.id or stream.clock.get(stream_id, 0) >= position:
             return True
         actor = self.actor()
-        if actor.seen.get(stream_id, 0) >= position or use.world != self.serial:
-            return True
-        if stream_id not in self._known:
+        if self._is_over(use, actor):
             return True
         # What the loop had seen, as far as whoever comes before this knew of it.
         history = self._history.get(stream_id)
@@ -362,6 +367,14 @@ class RaceChecker(Watcher):
         if len(history) == _NUM_KEPT and history[0][1] >= position:
             return True  # too long ago to say
         return any(epoch <= knows for epoch, seen in history if seen >= position)
+
+    def _is_over(self, use: Use, actor: _Actor) -> bool:
+        """Whether ``actor`` has seen ``use`` end, or nobody keeps track of it any more."""
+        return (
+            actor.seen.get(use.stream_id, 0) >= use.position
+            or use.world != self.serial
+            or use.stream_id not in self._known
+        )
 
     # -- telling -------------------------------------------------------------------------------
 

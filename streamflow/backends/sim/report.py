@@ -30,7 +30,7 @@ _REMEDIES = {
         "use it on the stream it was allocated on, or on one that has waited for an event there",
     ),
     RaceKind.USE_AFTER_FREE: (
-        "the free and {second} follow each other in no order that keeps the memory alive",
+        "{second} was called for after {first} had given the memory back",
         "free after the last use: on its stream, or on one that has waited for it",
     ),
     RaceKind.READ_WRITE: (_EDGE, _ORDER),
@@ -99,6 +99,8 @@ class Race:
     def __str__(self) -> str:
         first, second = self.first, self.second
         edge, remedy = _REMEDIES[self.kind]
+        if second.verb == "frees" and first is not None and first.verb != "frees":
+            edge = _EDGE
         names = {"second": second.name, "there": second.stream}
         if first is not None:
             names |= {"first": first.name, "here": first.stream}

@@ -144,9 +144,11 @@ class SimStream:
         if place is None:
             return
         source, position, *_ = place
-        if source is self:
-            return
         world = self.world
+        if source is self:
+            if world.races is not None:
+                world.races.entered(self)
+            return
         if source.world is not world:
             raise ValueError("a wait needs an event of a device opened on the same event loop")
         with world.lock:

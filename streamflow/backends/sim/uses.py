@@ -7,7 +7,7 @@ write and, for each stream, the last read since.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from streamflow.backends.origin import caller
@@ -119,6 +119,13 @@ class Shadow:
         self.segments.insert(index + 1, Segment(whole.stop, whole.write, dict(whole.reads)))
         whole.stop = at
         return index + 1
+
+    def writes(self, start: int, stop: int) -> Iterator[Use | None]:
+        """The last write of each stretch that has bytes from ``start`` up to ``stop``."""
+        index = bisect_right(self.starts, start) - 1
+        while index < len(self.starts) and self.starts[index] < stop:
+            yield self.segments[index].write
+            index += 1
 
     def merge(self, is_over: Callable[[Use], bool]) -> None:
         """Forget uses that are over, and join neighbours that differ in nothing else."""

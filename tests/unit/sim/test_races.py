@@ -62,7 +62,9 @@ def test_a_use_after_the_free_of_its_stream(lab, two):
     address = written(lab, stream)
     lab.device.deallocate(address, stream)
     lab.device.fill(address, b"\1", NBYTES, stream)
-    assert races(lab) == [RaceKind.USE_AFTER_FREE]
+    [race] = lab.device.controls().take_races()
+    assert race.kind is RaceKind.USE_AFTER_FREE
+    assert "fill was called for after free had given the memory back" in str(race)
 
 
 def test_a_free_that_is_not_after_the_last_use(lab, two):
@@ -74,6 +76,7 @@ def test_a_free_that_is_not_after_the_last_use(lab, two):
     [race] = lab.device.controls().take_races()
     assert race.kind is RaceKind.USE_AFTER_FREE
     assert (race.first.verb, race.second.verb) == ("reads", "frees")
+    assert f"nothing orders free after <lambda>: {one.name} has not waited" in str(race)
 
 
 def test_a_free_after_the_last_use_is_none(lab, two):
@@ -143,7 +146,8 @@ def test_reads_of_memory_that_was_never_written(lab, two):
     lab.launch(stream, lambda a: None, "r", lab.view(address, 8))
     assert races(lab) == []
     lab.launch(stream, lambda a: None, "r", lab.view(address, 9))
-    assert races(lab) == [RaceKind.NEVER_WRITTEN]
+    [race] = lab.device.controls().take_races()
+    assert (race.kind, race.start, race.stop) == (RaceKind.NEVER_WRITTEN, 32, 36)
 
 
 def test_memory_that_is_handed_out_again_was_never_written(lab, two):
@@ -197,6 +201,23 @@ def test_a_host_that_changes_a_source_in_flight(lab, two):
     lab.run()
     array[3] = 3  # over by now
     assert races(lab) == []
+
+
+def test_a_bounce_through_pinned_memory_is_no_change_by_the_host(lab, two):
+    one, other = two
+    source, target = written(lab, one), written(lab, other)
+    host, array = lab.host(NBYTES)
+    array[:] = 1
+    lab.device.copy_d2h(host, source, NBYTES, one)
+    wait(lab, other, one)
+    lab.device.copy_h2d(target, host, NBYTES, other)
+    assert lab.read(target, NBYTES, other) == bytes(NBYTES)
+    assert races(lab) == []
+    other.sync()
+    lab.device.copy_h2d(target, host, NBYTES, one)  # watched again, as the first has ended
+    array[:] = 2
+    lab.run()
+    assert races(lab) == [RaceKind.HOST_CHANGE]
 
 
 def test_pinned_memory_used_again_too_early(lab, two):
@@ -327,6 +348,25 @@ def test_a_worker_knows_what_the_loop_knew_when_it_submitted_what_the_worker_wai
         checker.take_up(known)
         three.wait(marked)
         lab.device.fill(address, b"\1", NBYTES, three)
+        checker.take_up(None)
+
+    in_worker(task)
+    assert races(lab) == []
+
+
+def test_what_comes_after_a_call_for_a_stream_is_after_what_its_caller_knew(lab, two):
+    """Also where the call is a wait for the stream's own past, which does nothing else."""
+    one, other = two
+    checker = lab.device.checker
+    known = checker.hand_off()
+    early = lab.record(other)
+    address = written(lab, one)
+    one.sync()
+    other.wait(early)
+
+    def task() -> None:
+        checker.take_up(known)
+        lab.device.fill(address, b"\1", NBYTES, other)
         checker.take_up(None)
 
     in_worker(task)
