@@ -128,9 +128,16 @@ def test_what_other_fixtures_of_the_test_hold_is_no_leak(runs: Runs) -> None:
 
             def teardown_method(self):
                 assert len(self.kept) == 1
+
+        class TestWithSlots:
+            __slots__ = ()
+
+            @pytest.mark.anyio
+            async def test_keeps_nothing(self, sim_device, bag):
+                bag.append(sim_device.full(3, 7))
     """
     # In this process the log would be kept by the run around it, too.
-    runs(source, in_process=False).assert_outcomes(passed=4)
+    runs(source, in_process=False).assert_outcomes(passed=6)
 
 
 def test_a_fixture_of_a_wider_scope_may_leak(runs: Runs) -> None:

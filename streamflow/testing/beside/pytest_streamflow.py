@@ -161,7 +161,7 @@ def _leaks(item: pytest.Item) -> str:
     assert isinstance(item, pytest.Function)
     item.funcargs.clear()
     if item.cls is not None:
-        vars(item.instance).clear()
+        getattr(item.instance, "__dict__", {}).clear()
     return find_leaks(held)
 
 
