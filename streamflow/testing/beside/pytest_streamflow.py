@@ -139,7 +139,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
         result = yield
     except Exception as error:
         # The traceback of any other error holds frames of the test's fixtures.
-        if error is item.stash.get(_FOUND_LEAVING, None) and (leaks := _leaks(item)):
+        if error is not item.stash.get(_FOUND_LEAVING, None):
+            item.stash[_HELD] = []
+        if leaks := _leaks(item):
             from streamflow.runtime.failures import add_note
 
             add_note(error, leaks)
