@@ -87,19 +87,14 @@ def pytest_runtest_makereport(
     found, item.stash[_FOUND_LEAVING] = item.stash.get(_FOUND_LEAVING, None), None
     if call.excinfo is not None and call.excinfo.value is found and not _is_full(item.config):
         # It names the lines of the test itself; the frames are those of plugins and of ours. Of
-        # a group pytest shows them in any style: leave it the last one.
-        found.__traceback__ = _innermost(call.excinfo.tb)
+        # a group pytest shows those in any style. A debugger is to have them.
+        frames, found.__traceback__ = found.__traceback__, None
         report.longrepr = call.excinfo.getrepr(style="value")
+        found.__traceback__ = frames
     if report.failed and item.stash.get(_USES_DEVICE, False):
         line = shlex.join(["pytest", _where(item), *_options(item.config)])
         report.sections.append(("streamflow", f"replay with: {line}"))
     return report
-
-
-def _innermost(frames: types.TracebackType) -> types.TracebackType:
-    while frames.tb_next is not None:
-        frames = frames.tb_next
-    return frames
 
 
 def _where(item: pytest.Item) -> str:
@@ -139,7 +134,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
         result = yield
     except Exception as error:
         # The traceback of any other error holds frames of the test's fixtures.
-        if error is item.stash.get(_FOUND_LEAVING, None) and (leaks := _leaks(item)):
+        if error is not item.stash.get(_FOUND_LEAVING, None):
+            item.stash[_HELD] = []
+        if leaks := _leaks(item):
             from streamflow.runtime.failures import add_note
 
             add_note(error, leaks)
@@ -161,7 +158,7 @@ def _leaks(item: pytest.Item) -> str:
     assert isinstance(item, pytest.Function)
     item.funcargs.clear()
     if item.cls is not None:
-        vars(item.instance).clear()
+        getattr(item.instance, "__dict__", {}).clear()
     return find_leaks(held)
 
 
