@@ -21,7 +21,7 @@ except ImportError as error:
         "streamflow.testing.strategies needs Hypothesis: pip install 'streamflow-cuda[testing]'"
     ) from error
 
-__all__ = ["DTYPES", "EDGE_SIZES", "SCHEDULES", "arrays", "programs", "schedules"]
+__all__ = ["DTYPES", "EDGES", "SCHEDULES", "arrays", "programs", "schedules"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -31,7 +31,7 @@ DTYPES = (
 )
 """What kernels have types for."""
 
-EDGE_SIZES = (0, 1, 255, 256, 257)
+EDGES = (0, 1, 255, 256, 257)
 """None, one, and around a block of threads."""
 
 SCHEDULES = ("random", "priority-inverting", "starved")
@@ -48,7 +48,7 @@ def arrays(
     dtype : dtype-like or strategy, optional
         Default: one of ``DTYPES``.
     min_size, max_size : int
-        Of the sizes; those of ``EDGE_SIZES`` between them are drawn often.
+        Of the sizes; those of ``EDGES`` between them are drawn often.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def arrays(
 
 
 def _sizes(min_size: int, max_size: int) -> st.SearchStrategy[int]:
-    edges = [size for size in EDGE_SIZES if min_size <= size <= max_size]
+    edges = [size for size in EDGES if min_size <= size <= max_size]
     small = st.integers(min_size, min(max_size, max(min_size, 16)))
     any_size = st.integers(min_size, max_size)
     return st.one_of(small, *([st.sampled_from(edges)] if edges else []), any_size)

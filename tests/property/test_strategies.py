@@ -247,7 +247,7 @@ def test_arrays_go_to_a_device_and_back(values: np.ndarray) -> None:
     assert result.tobytes() == values.tobytes()
 
 
-@pytest.mark.parametrize("size", strategies.EDGE_SIZES)
+@pytest.mark.parametrize("size", strategies.EDGES)
 def test_arrays_have_the_edge_sizes(size: int) -> None:
     find(strategies.arrays("float32"), lambda x: x.size == size, settings=search)
 
