@@ -30,8 +30,6 @@ _num_changes = 0
 _IDLE_MAX_S = 1e-3
 _OWN_WORK_S = 0.05
 """How long a turn waits for workers in virtual time."""
-_NUM_QUIET = 16
-"""Turns for which virtual time stands still after a function of the program's own, on a thread."""
 _GRACE_S = 0.05
 """How long nothing may have changed before virtual time jumps to a timer."""
 
@@ -46,7 +44,6 @@ class Poller:
         "_is_grace_over",
         "_is_scheduled",
         "_known_peers",
-        "_num_quiet",
         "_seen_changes",
         "_seen_state",
         "_seen_submitted",
@@ -63,7 +60,6 @@ class Poller:
         self._is_scheduled = False
         self._idle_s = NAP_MIN_S
         self._seen_submitted = 0
-        self._num_quiet = 0
         self._known_peers: tuple[Core, ...] = ()
         self._seen_changes = -1
         self.num_turns = 0
@@ -214,11 +210,6 @@ class Poller:
         pools = self._core.pools
         if is_virtual and any(pool.num_busy for pool in pools):
             return False
-        if self._core.host.workers.has_results:
-            # How many turns the program had meanwhile, to react to what came before, is up to the
-            # threads: it gets some more, so that it is through with that in every run (R15).
-            for each in self.peers():
-                each.poller._num_quiet = _NUM_QUIET
         results = [result for pool in pools for result in pool.take_results()]
         results.sort(key=itemgetter(0, 1))
         for _, _, done, result, error in results:
@@ -244,8 +235,6 @@ class Poller:
         if delivered or num_submitted != self._seen_submitted:
             self._seen_submitted = num_submitted
             self.num_moves += delivered
-        elif self._num_quiet:
-            self._num_quiet -= 1
         elif core.backend.advance(num_busy, inf if timer is None else timer.due_s):
             self.num_moves += 1
             self._reap_all()

@@ -86,11 +86,6 @@ class Workers:
         """Tasks that have a thread, or are about to get one; queued ones wait for these."""
         return min(self.num_busy, self.num_threads)
 
-    @property
-    def has_results(self) -> bool:
-        """Whether :meth:`take_results` would return any."""
-        return bool(self._results)
-
     def take_results(self) -> list[Result]:
         """The results that are ready. Loop thread only: each must be handed to its ``done``."""
         results = self._results
