@@ -45,23 +45,20 @@ class Gate:
     def __init__(self, controls: Controls, command: GateCommand) -> None:
         self._controls = controls
         self._command = command
+        self._is_open = False
 
     @property
     def is_open(self) -> bool:
-        return self._command.is_open
+        return self._is_open
 
     def release(self) -> None:
         """Let the stream go on. From any thread; again does nothing."""
-        command = self._command
-        stream = command.stream
-        world = stream.world
+        world = self._command.stream.world
         with world.lock:
-            if command.is_open:
+            if self._is_open:
                 return
-            command.is_open = True
-            if stream.queue and stream.queue[0] is command:
-                stream.resume()
-                world.settle(world.now_s())
+            self._is_open = True
+            world.open_gate(self._command)
         self._controls.on_change()
 
     def __enter__(self) -> Gate:

@@ -46,7 +46,7 @@ class StallCommand(Command):
     def duration_s(self) -> float:
         world = self.stream.world
         # On the wall clock it takes as long as run() does: a sleep could not be cut short.
-        return self._rest_s(world.now_s()) if world.is_virtual else 0.0
+        return self._rest_s(world.reached_s()) if world.is_virtual else 0.0
 
     def run(self, bound: tuple[Any, ...]) -> None:
         if not self.stream.world.is_virtual:
