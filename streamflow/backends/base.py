@@ -214,7 +214,7 @@ class Backend(Protocol):
         """
 
     def controls(self) -> Any:
-        """The object behind ``dev.sim``; None on hardware."""
+        """The object behind ``dev.sim``, which has all of the simulator's; None on hardware."""
 
     # -- streams and events ------------------------------------------------------
     def create_stream(self, *, priority: int = 0) -> Any:

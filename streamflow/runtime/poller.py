@@ -29,7 +29,8 @@ _num_changes = 0
 
 _IDLE_MAX_S = 1e-3
 _OWN_WORK_S = 0.05
-"""How long a turn waits for workers in virtual time."""
+_HOST_WORK_S = 0.02
+"""How long a turn waits for workers in virtual time, if they do our own work, or a program's."""
 _GRACE_S = 0.05
 """How long nothing may have changed before virtual time jumps to a timer."""
 
@@ -44,6 +45,7 @@ class Poller:
         "_is_grace_over",
         "_is_scheduled",
         "_known_peers",
+        "_num_waited_for",
         "_seen_changes",
         "_seen_state",
         "_seen_submitted",
@@ -65,6 +67,7 @@ class Poller:
         self.num_turns = 0
         self.num_moves = 0  # completions and deliveries in virtual time
         self._seen_state: tuple[int, int, float] | None = None  # when the grace began
+        self._num_waited_for = 0  # host tasks: the newest of them took too long
         self._end_grace: Callable[[], None] | None = None
         self._is_grace_over = False
 
@@ -131,7 +134,7 @@ class Poller:
             core.drain_dropped()
         is_virtual = core.backend.is_virtual
         if is_virtual:
-            self._await_own_workers()
+            self._await_workers()
         delivered = False
         if core.num_undelivered:
             delivered = self._deliver(is_virtual)
@@ -148,27 +151,29 @@ class Poller:
         elif heads := completion.heads():
             self.backoff.watch(heads)
 
-    def _await_own_workers(self) -> None:
-        """Let workers with our own work end, or block on the clock, in virtual time (R15).
+    def _await_workers(self) -> None:
+        """Let workers end, or block on the clock, in virtual time (R15).
 
         Their results then arrive in this turn, however fast the threads are; the program may
-        take several turns to go on meanwhile. Copies through a chunk take moments; what takes
-        longer, and functions of the program's own, are not waited for.
+        take several turns to go on meanwhile. Copies through a chunk take moments, and so do
+        most functions of the program's own; those that don't are waited for once.
         """
         until_s, peers = 0.0, self.peers()
+        num_tasks = sum(each.host.workers.num_tasks for each in peers)
         while True:
-            for each in peers:  # a loop, since this runs once a turn
-                if each.background.num_busy or each.stagers.num_busy:
-                    break
-            else:
-                return
             pools = [pool for each in peers for pool in (each.background, each.stagers)]
+            is_own_busy = any(pool.num_busy for pool in pools)
+            if num_tasks != self._num_waited_for:
+                pools += [each.host.workers for each in peers]
+            if not (is_own_busy or any(pool.num_busy for pool in pools)):
+                return
             num_busy = sum(pool.num_running for pool in pools)
             if self._core.backend.are_blocked(num_busy):
                 return
             now_s = time.monotonic()
-            until_s = until_s or now_s + _OWN_WORK_S
+            until_s = until_s or now_s + (_OWN_WORK_S if is_own_busy else _HOST_WORK_S)
             if now_s > until_s:
+                self._num_waited_for = num_tasks
                 return
             time.sleep(NAP_MIN_S)
 

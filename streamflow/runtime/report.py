@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from streamflow.runtime.op import Op, OpState
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["Report", "Unfinished", "make_report"]
 
 _NUM_SHOWN = 20
+
+Holding: TypeAlias = Callable[[Any], str]
+"""What of a simulator's controls holds a stream up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +89,32 @@ def make_report(core: Core, among: Collection[Op[Any]] | None = None) -> Report:
                 break
     parked = [op for op in core.pending_ops() if among is None or op in among]
     now_s = core.clock_s()
+    controls = core.backend.controls()
+    holding = (lambda stream: "") if controls is None else controls.holding
     health = "healthy" if core.lost is None else f"lost: {core.lost}"
     return Report(
         f"device {core.backend.index}, {health}",
-        tuple(_row(op, now_s) for op in (*heads, *parked)),
+        tuple(_row(op, now_s, holding) for op in (*heads, *parked)),
     )
 
 
-def _row(op: Op[Any], now_s: float) -> Unfinished:
+def _row(op: Op[Any], now_s: float, holding: Holding) -> Unfinished:
     scope = op._rare.scope if op._rare is not None else None
     return Unfinished(
         op.name,
         op.kind,
         op.state.value,
         op.stream,
-        _why(op),
+        _why(op, holding),
         max(0.0, now_s - op.called_s),
         op.where,
         scope.name if scope is not None else None,
     )
 
 
-def _why(op: Op[Any]) -> str:
+def _why(op: Op[Any], holding: Holding) -> str:
     if op._state is OpState.SUBMITTED:
-        return _why_submitted(op)
+        return _why_submitted(op, holding)
     parked = op._rare.parked if op._rare is not None else None
     if op._state is OpState.STAGING or parked is None:
         return "its work on the host"
@@ -121,10 +126,11 @@ def _why(op: Op[Any]) -> str:
     return ", ".join([*filter(None, [parked.need]), *names[:4]]) or "its turn"
 
 
-def _why_submitted(op: Op[Any]) -> str:
+def _why_submitted(op: Op[Any], holding: Holding) -> str:
     """The work on other streams that this one's stream was told to wait for, if it still runs."""
     ticket = op.ticket
-    names = []
+    held = holding(ticket.timeline.stream)
+    names = [f"{held} (dev.sim)"] if held else []
     for line, position in ticket.seen.items():
         ahead = [t.op for t in line.inflight if t.position <= position and t.op is not None]
         if ahead:

@@ -59,7 +59,7 @@ class Workers:
         self._known: deque[Any] = deque()  # what the tasks of the results knew
         self._tasks: SimpleQueue[_Item | None] = SimpleQueue()
         self._results: deque[Result] = deque()
-        self._num_tasks = 0
+        self.num_tasks = 0
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self.num_busy = 0
@@ -68,11 +68,11 @@ class Workers:
     def submit(self, seq: int, task: Callable[[], Any], done: Done) -> None:
         """Run ``task()`` on a thread. Loop thread only; ``seq`` orders results (rule R15)."""
         self.num_undelivered += 1
-        self._num_tasks += 1
+        self.num_tasks += 1
         with self._lock:
             self.num_busy += 1
             known = None if self._checker is None else self._checker.hand_off()
-            self._tasks.put((seq, self._num_tasks, task, done, known))
+            self._tasks.put((seq, self.num_tasks, task, done, known))
             if len(self._threads) >= min(self.num_threads, self.num_undelivered):
                 return
             thread = threading.Thread(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
 from logged_program import LOOPS, event_log
@@ -39,6 +41,38 @@ def test_a_schedule_gives_the_same_event_log_in_every_run(loop: str, schedule: s
     first = event_log(loop, seed=0, schedule=schedule)
     for _ in range(9):
         assert event_log(loop, seed=0, schedule=schedule) == first
+
+
+def test_how_fast_host_functions_run_makes_no_difference(run, add_one) -> None:
+    def log_of(seconds: float) -> list[object]:
+        async def by_host(dev: sf.Device, made: sf.Op, x: sf.DeviceArray) -> None:
+            await dev.host(threading.Event().wait, seconds, after=made)  # it takes a moment
+            dev.launch(add_one, x, 16, stream=shared)
+
+        async def by_turns(dev: sf.Device, made: sf.Op, y: sf.DeviceArray) -> None:
+            await made
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+            dev.fill(y, 1, stream=shared)
+
+        async def main() -> list[object]:
+            nonlocal shared
+            async with virtual() as dev:
+                x, y, z = (dev.zeros(16, np.float32) for _ in range(3))
+                shared = dev.stream("shared")
+                await dev.synchronize()
+                with dev.sim.log() as log:
+                    made = dev.launch(add_one, z, 16)
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(by_host, dev, made, x)
+                        group.start_soon(by_turns, dev, made, y)
+                    await dev.synchronize()
+                return [entry.label for entry in log]
+
+        shared: sf.Stream
+        return run(main)
+
+    assert log_of(0.0) == log_of(0.005) == ["add_one", "add_one", "fill"]
 
 
 @pytest.mark.parametrize("schedule", ["", "random:3"])

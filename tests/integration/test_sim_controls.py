@@ -193,3 +193,23 @@ def test_there_are_no_controls_of_a_gpu(run):
                 dev.sim  # noqa: B018
 
     run(main)
+
+
+def test_a_report_names_the_gate_or_stall_that_holds_work_up(run, add_one):
+    async def main():
+        async with virtual() as dev:
+            x, y, z = (dev.zeros(8, np.float32) for _ in range(3))
+            await dev.synchronize()
+            first, second = dev.stream("first"), dev.stream("second")
+            with dev.sim.gate(first), dev.sim.stall(second, 60.0), dev.sim.stall("d2h", 60.0):
+                dev.launch(add_one, x, 8, stream=first)
+                dev.launch(add_one, y, 8, stream=second)
+                dev.get(z)
+                found = {row.stream: row.waits_for for row in dev.report().rows}
+                assert found == {
+                    "first": "a gate on first (dev.sim)",
+                    "second": "a stall on second (dev.sim)",
+                    "d2h": "the stall of engine d2h (dev.sim)",
+                }
+
+    run(main)

@@ -13,7 +13,7 @@ from streamflow.backends.sim.command import GateCommand
 from streamflow.backends.sim.log import EventLog
 from streamflow.backends.sim.memory_map import MemoryRow, read_memory_map
 from streamflow.backends.sim.report import Race
-from streamflow.backends.sim.stall import ENGINES, Stall, stall_engine, stall_stream
+from streamflow.backends.sim.stall import ENGINES, Stall, StallCommand, stall_engine, stall_stream
 from streamflow.backends.sim.stream import SimStream
 from streamflow.errors import DeviceError, LaunchFailed, OutOfDeviceMemory
 
@@ -45,23 +45,20 @@ class Gate:
     def __init__(self, controls: Controls, command: GateCommand) -> None:
         self._controls = controls
         self._command = command
+        self._is_open = False
 
     @property
     def is_open(self) -> bool:
-        return self._command.is_open
+        return self._is_open
 
     def release(self) -> None:
         """Let the stream go on. From any thread; again does nothing."""
-        command = self._command
-        stream = command.stream
-        world = stream.world
+        world = self._command.stream.world
         with world.lock:
-            if command.is_open:
+            if self._is_open:
                 return
-            command.is_open = True
-            if stream.queue and stream.queue[0] is command:
-                stream.resume()
-                world.settle(world.now_s())
+            self._is_open = True
+            world.open_gate(self._command)
         self._controls.on_change()
 
     def __enter__(self) -> Gate:
@@ -368,6 +365,21 @@ class Controls:
         """
         with self._device.world.lock:
             return read_memory_map(self._device.gpu)
+
+    def holding(self, stream: SimStream) -> str:
+        """What of these controls keeps the next work of ``stream`` from running; "" for nothing."""
+        with self._device.world.lock:
+            head = stream.queue[0] if stream.queue else None
+            if isinstance(head, GateCommand | StallCommand):
+                return f"a {head.label} on {stream.name}"
+            if (
+                head is None
+                or head.engine is None
+                or all(head is not e[4] for e in head.engine.ready)
+            ):
+                return ""
+            is_stalled = any(each.holds(head.engine) for each in self._stalls)
+            return f"the stall of engine {head.engine.name}" if is_stalled else ""
 
     def end_stalls(self) -> None:
         """The device is being closed: nobody is to wait for a stall of it any more."""

@@ -27,7 +27,7 @@ from streamflow.backends.sim.wall import EngineThreads
 from streamflow.errors import DeviceError, DeviceLost
 
 if TYPE_CHECKING:
-    from streamflow.backends.sim.command import Command
+    from streamflow.backends.sim.command import Command, GateCommand
     from streamflow.backends.sim.device import SimDevice
     from streamflow.backends.sim.pool import SimPool
     from streamflow.backends.sim.predict import ContendedCost
@@ -194,6 +194,10 @@ class World:
     def now_s(self) -> float:
         return self._now_s if self.is_virtual else time.monotonic()
 
+    def reached_s(self) -> float:
+        """How far the devices have come; where times are predicted the host may be ahead."""
+        return self._now_s if self.is_virtual else time.monotonic()
+
     def next_s(self) -> float | None:
         """When the next running work ends in virtual time; None if none runs."""
         self._start_ready()
@@ -350,6 +354,18 @@ class World:
         if self.runnable:
             self.settle(now_s)
 
+    def open_gate(self, gate: GateCommand) -> None:
+        """Let the stream go on that ``gate`` holds."""
+        gate.is_open = True
+        stream = gate.stream
+        if stream.queue and stream.queue[0] is gate:
+            stream.resume()
+            self.settle(self.reached_s())
+
+    def queued(self, gpu: Gpu) -> list[Command]:
+        """What was submitted to a device and has not ended."""
+        return [command for stream in gpu.sorted_streams() for command in stream.queue]
+
     def settle(self, now_s: float) -> None:
         """Let every runnable stream go on. A loop, so long chains of waits need no stack."""
         while self.runnable:
@@ -445,7 +461,7 @@ class World:
             stream.num_done = stream.num_submitted
             stream.num_work = 0
             self._release(stream)
-        self.settle(self.now_s())
+        self.settle(self.reached_s())
 
     # -- blocking ----------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ def read_memory_map(gpu: Gpu) -> tuple[MemoryRow, ...]:
     """Every block by address; the world's lock is held."""
     # What has not run is in the queues; if an earlier use is, the latest is too. A block's own
     # flag tells of the latest that has run.
-    queued = [command for stream in gpu.sorted_streams() for command in stream.queue]
+    queued = gpu.world.queued(gpu)
     allocating = {command.block for command in queued if isinstance(command, Allocate)}
     freeing = {command.block for command in queued if isinstance(command, Free)}
     rows = []

@@ -20,18 +20,21 @@ from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from streamflow.backends.sim.command import CopyD2D, Fill, Launch
+from streamflow.backends.sim.command import Command, CopyD2D, Fill, GateCommand, Launch
 from streamflow.backends.sim.cost import CostModel
 from streamflow.backends.sim.machine import Gpu, World
 
 if TYPE_CHECKING:
-    from streamflow.backends.sim.command import Command
     from streamflow.backends.sim.races import Place
     from streamflow.backends.sim.schedule import Schedule
     from streamflow.backends.sim.stream import SimStream
     from streamflow.config import Settings
 
 __all__ = ["ContendedCost", "PredictingWorld", "Sharing"]
+
+
+_LATE = 1 << 62
+"""More than any stream counts."""
 
 
 class ContendedCost:
@@ -187,6 +190,17 @@ def _sharing_of(command: Command) -> Sharing:
     return cost.sharing
 
 
+class Opening(Command):
+    """A gate is opened: on its way to the device, and in no queue."""
+
+    __slots__ = ("gate",)
+    label = "opening"
+
+    def __init__(self, gate: GateCommand) -> None:
+        super().__init__(gate.stream)
+        self.gate = gate
+
+
 class PredictingWorld(World):
     """Virtual time with a host that takes some; see the top of this file.
 
@@ -227,10 +241,30 @@ class PredictingWorld(World):
         stream.num_submitted += 1
         if isinstance(command, Launch):
             self._charge(len(command.args) * stream.gpu.model.host_argument_s)
-        at_s = self._host_s if self._is_driver() else self._seen_s
-        at_s = max(at_s, self._last_s.get(stream.ordinal, 0.0))
+        at_s = max(self._called_s(), self._last_s.get(stream.ordinal, 0.0))
         self._last_s[stream.ordinal] = at_s
         heappush(self._arriving, (at_s, stream.ordinal, stream.num_submitted, command))
+
+    def _called_s(self) -> float:
+        """When a call that is being made reaches the device."""
+        return self._host_s if self._is_driver() else self._seen_s
+
+    def open_gate(self, gate: GateCommand) -> None:
+        """Have the opening reach the device as a call does."""
+        stream = gate.stream
+        number = _LATE + self.next_waiter()  # behind what reaches the stream at the same moment
+        opening = Opening(gate)
+        heappush(self._arriving, (self._called_s(), stream.ordinal, number, opening))
+
+    def enqueue(self, command: Command) -> None:
+        if isinstance(command, Opening):
+            super().open_gate(command.gate)
+        else:
+            super().enqueue(command)
+
+    def queued(self, gpu: Gpu) -> list[Command]:
+        arriving = [command for *_, command in self._arriving if command.stream.gpu is gpu]
+        return super().queued(gpu) + arriving
 
     def _admit(self) -> bool:
         """Queue what arrives no later than the next completion; whether there was any."""

@@ -31,6 +31,7 @@ PATIENCE = 1000
 """Completions that a command is held back for at most: hardware goes on in the end."""
 
 _NUM_TOLD = 4
+_NUM_STREAMS = 20
 _HOLD = re.compile(r"(?:(\d+)\.)?(\d+)\.(\d+)(?:=(\d+))?", re.ASCII)
 _TURN = re.compile(r"(\d*)@(\d+)=(\d+)", re.ASCII)
 _SEEDED = re.compile(r"([a-z-]+):(\d+)", re.ASCII)
@@ -182,18 +183,18 @@ class _PriorityInverting(_Pace):
 
 
 class _Starved(_Pace):
-    """One engine, or one of the first 20 streams, runs only when nothing else can."""
+    """One engine, or one stream (and every 20th from there), runs only when nothing else can."""
 
     def __init__(self, seed: int, world: int) -> None:
         super().__init__(seed, world)
         draw = Random(self.prefix)
         is_engine = draw.random() < 0.25
         self._engine = draw.choice(("h2d", "d2h", "compute")) if is_engine else None
-        self._ordinal = None if is_engine else draw.randrange(20)
+        self._stream = None if is_engine else draw.randrange(_NUM_STREAMS)
 
     def hold(self, command: Command, number: int, since: int) -> _Key | None:
         engine = command.engine
-        if command.stream.ordinal == self._ordinal or (
+        if command.stream.ordinal % _NUM_STREAMS == self._stream or (
             engine is not None and engine.name == self._engine
         ):
             return (0.0,)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.device import SimDevice
     from streamflow.backends.sim.machine import Engine
 
-__all__ = ["ENGINES", "Stall", "stall_engine", "stall_stream"]
+__all__ = ["ENGINES", "Stall", "StallCommand", "stall_engine", "stall_stream"]
 
 ENGINES = ("h2d", "d2h", "compute")
 
@@ -46,7 +46,7 @@ class StallCommand(Command):
     def duration_s(self) -> float:
         world = self.stream.world
         # On the wall clock it takes as long as run() does: a sleep could not be cut short.
-        return self._rest_s(world.now_s()) if world.is_virtual else 0.0
+        return self._rest_s(world.reached_s()) if world.is_virtual else 0.0
 
     def run(self, bound: tuple[Any, ...]) -> None:
         if not self.stream.world.is_virtual:
@@ -70,6 +70,10 @@ class Stall:
     def is_over(self) -> bool:
         """Whether its time has passed, or was cut short."""
         return all(command.ended.is_set() for command in self._commands)
+
+    def holds(self, engine: Engine) -> bool:
+        """Whether it keeps a slot of ``engine`` busy; the world's lock is held."""
+        return any(each.engine is engine and not each.ended.is_set() for each in self._commands)
 
     def end(self) -> None:
         """Let the engine or stream go on now. From any thread; again does nothing."""

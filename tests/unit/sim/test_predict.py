@@ -327,3 +327,60 @@ def test_real_time_is_not_predicted():
     assert Settings(sim=virtual).sim.predict
     with pytest.raises(ValueError, match="predict"):
         replace(virtual, clock="wall")
+
+
+# -- with the controls -------------------------------------------------------------------
+
+
+def test_a_gate_opens_when_the_host_opens_it(predicting):
+    lab = predicting()
+    gated, other = lab.stream(), lab.stream()
+    gate = lab.device.controls().gate(gated)
+    first = lab.record(gated, timing=True)
+    spin(lab, gated, 1e-3)
+    second = lab.record(gated, timing=True)
+    spin(lab, other, 1e-6)
+    finish(lab, other)  # the device has come to the gate
+    for _ in range(100):
+        spin(lab, other, 0.0)  # the host goes ahead
+    opened_s = lab.device.clock_s()
+    gate.release()
+    assert gate.is_open
+    assert finish(lab, gated) == pytest.approx(opened_s + 1e-3 + SYNC)
+    assert lab.device.elapsed_ms(first, second) == pytest.approx(1.0)
+
+
+def test_a_gate_opened_before_the_device_knows_of_it_holds_nothing_up(predicting):
+    lab = predicting()
+    stream = lab.stream()
+    gate = lab.device.controls().gate
+    with gate(stream), gate(stream):
+        spin(lab, stream, 1e-3)
+    assert finish(lab, stream) == pytest.approx(LAUNCH + ARGUMENT + 1e-3 + SYNC)
+
+
+def test_an_engine_is_stalled_however_far_the_host_goes_ahead(predicting):
+    lab = predicting()
+    stream = lab.stream()
+    lab.device.controls().stall("compute", 1e-3)
+    for _ in range(300):  # 0.93 ms of the host's time
+        spin(lab, stream, 5e-6)
+    assert finish(lab, stream) == pytest.approx(1e-3 + 300 * 5e-6 + SYNC)
+
+
+def test_the_memory_map_knows_of_what_is_on_its_way(predicting):
+    lab = predicting(host_allocate_s=1e-6, host_free_s=1e-6)
+    stream, sim = lab.stream(), lab.device.controls()
+
+    def state():
+        (row,) = sim.memory_map()
+        return row.state.name
+
+    address = lab.allocate(stream, 512)
+    assert state() == "ALLOCATING"
+    stream.sync()
+    assert state() == "LIVE"
+    lab.device.deallocate(address, stream)
+    assert state() == "FREEING"
+    stream.sync()
+    assert state() == "FREED"

@@ -259,6 +259,15 @@ def test_starved_lets_one_stream_run_only_when_nothing_else_can(open_lab):
     assert lasts == {"a", "b", "c"}
 
 
+def test_starved_finds_streams_that_were_made_late(open_lab):
+    def program(lab):
+        streams = [lab.stream() for _ in range(45)]
+        lab.mark(streams[43], "a")
+        lab.mark(streams[44], "b")
+
+    assert ["b", "a"] in [order(open_lab, f"starved:{seed}", program) for seed in range(100)]
+
+
 @pytest.mark.parametrize("engine", ["h2d", "d2h", "compute"])
 def test_starved_lets_one_engine_run_only_when_nothing_else_can(open_lab, engine):
     def program(lab):
