@@ -129,7 +129,8 @@ def _why(op: Op[Any], holding: Holding) -> str:
 def _why_submitted(op: Op[Any], holding: Holding) -> str:
     """The work on other streams that this one's stream was told to wait for, if it still runs."""
     ticket = op.ticket
-    held = holding(ticket.timeline.stream)
+    stream = ticket.timeline.stream  # None once the program has dropped it
+    held = "" if stream is None else holding(stream)
     names = [f"{held} (dev.sim)"] if held else []
     for line, position in ticket.seen.items():
         ahead = [t.op for t in line.inflight if t.position <= position and t.op is not None]

@@ -127,8 +127,8 @@ class Runner:
 
         def time_is_up() -> None:
             run.is_hung = True
+            scope.cancel()  # first: it has to end, whatever comes of the report
             reports.extend(str(make_report(core)) for core in open_on(shell.key))
-            scope.cancel()
 
         with anyio.CancelScope() as scope:
             stop = shell.call_later(self._timeout_s, time_is_up)
