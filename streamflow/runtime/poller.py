@@ -159,8 +159,13 @@ class Poller:
         most functions of the program's own; those that don't are waited for once.
         """
         until_s, peers = 0.0, self.peers()
-        num_tasks = sum(each.host.workers.num_tasks for each in peers)
         while True:
+            for each in peers:  # a loop, since this runs once a turn
+                if each.background.num_busy or each.stagers.num_busy or each.host.workers.num_busy:
+                    break
+            else:
+                return
+            num_tasks = sum(each.host.workers.num_tasks for each in peers)
             pools = [pool for each in peers for pool in (each.background, each.stagers)]
             is_own_busy = any(pool.num_busy for pool in pools)
             if num_tasks != self._num_waited_for:

@@ -167,11 +167,11 @@ def test_one_copy_runs_at_a_time_each_way(lab):
 def test_a_body_that_overflows_or_divides_by_zero_says_nothing_as_on_a_gpu(lab):
     found = []
 
-    def body() -> None:
+    def body(zero):
         big = np.full(1, 3e38, np.float32)
-        found.extend([*(big * 2), *(big / np.float32(0)), *(big * np.float32(np.inf) * 0)])
+        found.extend([*(big * 2), *(big / np.float32(zero)), *(big * np.float32(np.inf) * zero)])
 
-    lab.launch(lab.stream(), body)
+    lab.launch(lab.stream(), body, "s", 0)
     lab.run()
     assert np.isinf(found[:2]).all()
     assert np.isnan(found[2])
