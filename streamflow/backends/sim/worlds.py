@@ -40,7 +40,7 @@ def enter_world(settings: Settings, loop_key: object) -> World:
         elif world.is_virtual != (settings.sim.clock == "virtual"):
             raise ValueError(
                 f"clock={settings.sim.clock!r}, but the devices already open on this event "
-                "loop run by the other clock"
+                "loop run by the other clock: pass SimOptions(clock=...) to have them agree"
             )
         world.num_opened += 1
         return world
