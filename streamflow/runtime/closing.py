@@ -82,7 +82,7 @@ def leave(core: Core, error: BaseException | None) -> None:
 
     A cancellation stays as it is, with notes; other errors are joined by failed ops.
     """
-    failures = core.failures.take(lambda _: True) + take_races(core)
+    failures = core.failures.take(lambda _: True) + _take_races(core)
     if error is not None and core.left_behind is not None:
         add_note(error, f"{_left_behind(core)}\n{core.left_behind}")
     if error is not None and not isinstance(error, Exception):
@@ -98,13 +98,11 @@ def leave(core: Core, error: BaseException | None) -> None:
         lost = core.tell_loss()
         add_notes(lost, [failure for failure in failures if isinstance(failure, RaceDetected)])
         raise lost from core.lost
-    if error is None and len(failures) == 1 and isinstance(failures[0], RaceDetected):
-        raise failures[0]
     if failures:
         raise_group(f"device {core.backend.index}", error, failures)
 
 
-def take_races(core: Core) -> list[BaseException]:
+def _take_races(core: Core) -> list[BaseException]:
     """What the race checker has found since somebody asked last, as at most one error."""
     controls = core.backend.controls()
     races = () if controls is None else controls.take_races()
@@ -121,9 +119,7 @@ def raise_failures(core: Core) -> None:
     """Raise what failed and nobody has looked at (rule R9)."""
     if core.lost is not None:
         raise core.tell_loss() from core.lost
-    failures = core.failures.take(is_around_here) + take_races(core)
-    if len(failures) == 1 and isinstance(failures[0], RaceDetected):
-        raise failures[0]
+    failures = core.failures.take(is_around_here) + _take_races(core)
     if failures:
         raise_group(f"device {core.backend.index}", None, failures)
 

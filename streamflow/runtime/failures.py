@@ -47,7 +47,12 @@ class Failures:
 
 
 def raise_group(what: str, error: BaseException | None, failures: list[BaseException]) -> NoReturn:
-    """Leave with the failures that nobody saw, and the error that was on its way."""
+    """Leave with the failures that nobody saw, and the error that was on its way.
+
+    Races alone come as they are: one error tells all of them.
+    """
+    if error is None and len(failures) == 1 and isinstance(failures[0], RaceDetected):
+        raise failures[0]
     num_failed = sum(not isinstance(failure, RaceDetected) for failure in failures)
     noun = "op" if num_failed == 1 else "ops"
     told = [f"{num_failed} {noun} failed and nobody asked for the result"] if num_failed else []

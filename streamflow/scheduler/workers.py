@@ -56,9 +56,8 @@ class Workers:
         self._prepare = prepare
         self._wake_loop = wake_loop
         self._checker = checker
-        self._known: deque[Any] = deque()  # what the tasks of the results knew
         self._tasks: SimpleQueue[_Item | None] = SimpleQueue()
-        self._results: deque[Result] = deque()
+        self._results: deque[tuple[Result, Any]] = deque()  # with what their tasks knew
         self.num_tasks = 0
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -69,9 +68,9 @@ class Workers:
         """Run ``task()`` on a thread. Loop thread only; ``seq`` orders results (rule R15)."""
         self.num_undelivered += 1
         self.num_tasks += 1
+        known = None if self._checker is None else self._checker.hand_off()
         with self._lock:
             self.num_busy += 1
-            known = None if self._checker is None else self._checker.hand_off()
             self._tasks.put((seq, self.num_tasks, task, done, known))
             if len(self._threads) >= min(self.num_threads, self.num_undelivered):
                 return
@@ -91,10 +90,10 @@ class Workers:
         results = self._results
         batch = [results.popleft() for _ in range(len(results))]
         if self._checker is not None:
-            for _ in batch:
-                self._checker.deliver(self._known.popleft())
+            for _, known in batch:
+                self._checker.deliver(known)
         self.num_undelivered -= len(batch)
-        return batch
+        return [result for result, _ in batch]
 
     def close(self) -> None:
         """Let the threads end once their queue is empty. Any thread."""
@@ -132,9 +131,8 @@ class Workers:
             if self._checker is not None:
                 known = self._checker.hand_off()
                 self._checker.take_up(None)
-            with self._lock:  # both in one order
-                self._known.append(known)
-                self._results.append(outcome.pop())
+            self._results.append((outcome.pop(), known))
+            with self._lock:
                 self.num_busy -= 1
             self._wake_loop()
 

@@ -237,7 +237,7 @@ class Controls:
         races = self._device.world.races
         return () if races is None else tuple(races.take(self._device.index))
 
-    # -- faults ----------------------------------------------------------------------------
+    # -- what a test sees and does -----------------------------------------------------------
 
     def log(self) -> EventLog:
         """What ends while its ``with`` block runs, on every device of the loop, in order.

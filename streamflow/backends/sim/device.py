@@ -270,21 +270,21 @@ class SimDevice:
         self.counts["copy_h2d"] += 1
         _check_nbytes(nbytes)
         command = CopyH2D(stream, self.gpu.h2d, dst, src, nbytes)
+        command.pinned = block = pinned.hold(src, nbytes)
         races = self.world.races
         if races is not None:
-            block = pinned.hold(src, nbytes)
             start = src - block.address
             reader = races.watched(command, block.shadow, start, start + nbytes)
             if reader is not None:
                 command.watch = reader, checksum(block.bytes_at(src, nbytes))
-            block.drop()
-        self._submit_pinned("copy_h2d", command, src, nbytes)
+        self._submit_pinned("copy_h2d", command)
 
     def copy_d2h(self, dst: int, src: int, nbytes: int, stream: SimStream, /) -> None:
         self.counts["copy_d2h"] += 1
         _check_nbytes(nbytes)
         command = CopyD2H(stream, self.gpu.d2h, dst, src, nbytes)
-        self._submit_pinned("copy_d2h", command, dst, nbytes)
+        command.pinned = pinned.hold(dst, nbytes)
+        self._submit_pinned("copy_d2h", command)
 
     def copy_d2d(self, dst: int, src: int, nbytes: int, stream: SimStream, /) -> None:
         self.counts["copy_d2d"] += 1
@@ -412,13 +412,13 @@ class SimDevice:
             stream.num_work += 1
             world.submit(command)
 
-    def _submit_pinned(self, kind: str, command: Command, address: int, nbytes: int) -> None:
-        block = pinned.hold(address, nbytes)
-        command.pinned = block
+    def _submit_pinned(self, kind: str, command: Command) -> None:
+        """Queue a copy that holds a pinned block, which it lets go if that is refused."""
+        assert command.pinned is not None
         try:
             self._submit(kind, command)
         except BaseException:
-            block.drop()
+            command.pinned.drop()
             raise
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -225,3 +226,37 @@ def test_no_task_is_lost_to_a_thread_that_is_ending(
         lab.wait()
         lab.deliver()
     assert lab.results == list(range(200))
+
+
+class Tokens:
+    """A checker that gives out numbers, and notes which of them the loop gets back."""
+
+    def __init__(self) -> None:
+        self.given = 0
+        self.taken: list[Any] = []
+        self.delivered: list[Any] = []
+
+    def hand_off(self) -> int:
+        self.given += 1
+        return self.given
+
+    def take_up(self, known: Any) -> None:
+        self.taken.append(known)
+
+    def deliver(self, known: Any) -> None:
+        self.delivered.append(known)
+
+
+@pytest.mark.parametrize("checker", [None, Tokens()], ids=["unchecked", "checked"])
+def test_nothing_is_kept_of_results_that_were_delivered(checker: Any) -> None:
+    woken = threading.Semaphore(0)
+    pool = Workers("test", 2, lambda: None, woken.release, checker)
+    for seq in range(20):
+        pool.submit(seq, lambda: None, lambda result, error: None)
+        assert woken.acquire(timeout=PATIENCE_S)
+        assert len(pool.take_results()) == 1
+    assert [each for each in vars(pool).values() if isinstance(each, deque) and each] == []
+    if checker is not None:  # each task took up what it came with, and its end was told
+        assert checker.taken == [each for n in range(1, 40, 2) for each in (n, None)]
+        assert checker.delivered == list(range(2, 41, 2))
+    pool.close()
