@@ -26,7 +26,7 @@ from streamflow.runtime.launch import Launcher
 from streamflow.runtime.ledger import DeviceStats, device_stats, live_handles
 from streamflow.runtime.live import LiveArrays
 from streamflow.runtime.opening import Opening
-from streamflow.runtime.registry import add_open
+from streamflow.runtime.registry import add_open, enter_here, leave_here
 from streamflow.runtime.report import Report, make_report
 from streamflow.runtime.scope import Scope
 from streamflow.runtime.stream import Lane, Stream
@@ -124,6 +124,7 @@ class Device(Submit):
         core.backend.set_current()
         core.poller.open()
         add_open(core)
+        enter_here(core)
         self._build(core)
         return self
 
@@ -154,6 +155,7 @@ class Device(Submit):
             core.check_here()
         if core.is_closing:
             return
+        leave_here(core)
         live = LiveArrays.of(core)
         await close(core, error)
         leave(core, error)

@@ -22,6 +22,15 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from streamflow.backends.memory import (
+    Location,
+    MemoryAdvice,
+    MemorySupport,
+    PointerAttributes,
+    PoolAccess,
+    PoolAttribute,
+    PoolInfo,
+)
 from streamflow.errors import StreamflowError
 
 __all__ = [
@@ -99,17 +108,6 @@ class DeviceProperties:
     num_copy_engines: int
     priority_range: tuple[int, int]
     """(least, greatest): lower numbers are more urgent."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolInfo:
-    """A stream-ordered pool's counters, in bytes."""
-
-    reserved_nbytes: int
-    reserved_high_nbytes: int
-    used_nbytes: int
-    used_high_nbytes: int
-    release_threshold_nbytes: int
 
 
 class Event(Protocol):
@@ -193,6 +191,8 @@ class Backend(Protocol):
     """True where streams and addresses are CUDA's own, so that other libraries can use them."""
     checker: Checker | None
     """What watches who submits what, where something does."""
+    space: Any
+    """Equal, and hashed alike, for backends whose addresses and pools are the same memory."""
 
     # -- device ------------------------------------------------------------------
     def set_current(self) -> None:
@@ -230,28 +230,93 @@ class Backend(Protocol):
         """Device time between the latest records of two done timing events."""
 
     # -- memory --------------------------------------------------------------------
-    def create_pool(self, *, release_threshold_nbytes: int, max_nbytes: int = 0) -> Any:
-        """An owned stream-ordered pool. ``max_nbytes=0``: bounded by the device."""
+    def memory_support(self) -> MemorySupport:
+        """Which kinds of memory there are. Cheap: asked of the driver once."""
 
-    def destroy_pool(self, pool: Any, /) -> None:
-        """Destroy an owned pool; its memory goes back once all of it is freed."""
+    def allocate_linear_blocking(self, nbytes: int, /) -> int:
+        """``cudaMalloc``: device memory that every stream may use at once."""
 
-    def pool_info(self, pool: Any, /) -> PoolInfo: ...
+    def allocate_managed_blocking(self, nbytes: int, /) -> int:
+        """``cudaMallocManaged``: memory that host and device both reach."""
 
-    def trim_pool(self, pool: Any, min_nbytes_to_keep: int, /) -> None:
-        """Give unused reserved memory back to the device, down to a floor."""
+    def free_linear_blocking(self, address: int, /) -> None:
+        """``cudaFree``, of either; every use must have ended. May wait for the device."""
 
-    def allocate(self, pool: Any, nbytes: int, stream: Any, /) -> int:
-        """Stream-ordered allocation; the address may be used on ``stream`` at once."""
+    def allocate_system(self, nbytes: int, alignment: int, /) -> int:
+        """Plain host memory that the device reads as it is (``has_pageable_access``)."""
 
-    def deallocate(self, address: int, stream: Any, /) -> None:
-        """Stream-ordered free. Every use must be ordered before it on ``stream``."""
+    def free_system(self, address: int, /) -> None:
+        """Give it back; every use must have ended."""
+
+    def prefetch(self, address: int, nbytes: int, location: Location, stream: Any, /) -> None:
+        """Move managed or system memory, in the order of ``stream``."""
+
+    def advise(
+        self, address: int, nbytes: int, advice: MemoryAdvice, location: Location, /
+    ) -> None:
+        """Hint at how managed or system memory will be used."""
+
+    def pointer_attributes(self, address: int, /) -> PointerAttributes:
+        """What the driver knows of ``address``; undefined for memory that was freed."""
 
     def allocate_pinned_blocking(self, nbytes: int, /) -> int:
         """Page-locked host memory, portable across devices; outlives this backend."""
 
     def free_pinned_blocking(self, address: int, /) -> None:
         """Give pinned memory back; may wait for running kernels."""
+
+    # -- stream-ordered pools ------------------------------------------------------
+    def create_pool(
+        self,
+        *,
+        release_threshold_nbytes: int,
+        max_nbytes: int = 0,
+        location: Location | None = None,
+        is_managed: bool = False,
+        is_exportable: bool = False,
+    ) -> Any:
+        """An owned stream-ordered pool.
+
+        ``max_nbytes=0``: bounded by the device. ``location=None``: on this device.
+        ``is_exportable``: can be shared with other processes.
+        """
+
+    def destroy_pool(self, pool: Any, /) -> None:
+        """Destroy an owned pool; its memory goes back once all of it is freed."""
+
+    def pool_info(self, pool: Any, /) -> PoolInfo: ...
+
+    def pool_attribute(self, pool: Any, attribute: PoolAttribute, /) -> int: ...
+
+    def set_pool_attribute(self, pool: Any, attribute: PoolAttribute, value: int, /) -> None: ...
+
+    def trim_pool(self, pool: Any, min_nbytes_to_keep: int, /) -> None:
+        """Give unused reserved memory back to the device, down to a floor."""
+
+    def default_pool(self) -> Any:
+        """The device's own pool, which every library in the process shares."""
+
+    def current_pool(self) -> Any:
+        """The pool that ``cudaMallocAsync`` takes from on this device."""
+
+    def set_current_pool(self, pool: Any, /) -> None: ...
+
+    def can_access_peer(self, device_index: int, /) -> bool:
+        """Whether this device can reach the memory of that one."""
+
+    def pool_access(self, pool: Any, device_index: int, /) -> PoolAccess: ...
+
+    def set_pool_access_blocking(self, pool: Any, device_index: int, access: PoolAccess, /) -> None:
+        """Covers memory the pool hands out later as well; may take seconds."""
+
+    def allocate(self, pool: Any, nbytes: int, stream: Any, /) -> int:
+        """Stream-ordered allocation; the address may be used on ``stream`` at once."""
+
+    def deallocate(self, address: int, stream: Any, /) -> None:
+        """Stream-ordered free, of memory from a pool or from ``allocate_linear_blocking``.
+
+        Every use must be ordered before it on ``stream``.
+        """
 
     # -- work ----------------------------------------------------------------------
     def copy_h2d(self, dst: int, src: int, nbytes: int, stream: Any, /) -> None: ...

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 
-__all__ = ["caller", "describe", "here"]
+__all__ = ["caller", "describe", "here", "user_instruction"]
 
 _PACKAGE = Path(__file__).parents[1]
 _OWN = tuple(str(_PACKAGE / part) for part in ("runtime", "backends", "memory", "device.py"))
@@ -38,3 +38,9 @@ def here() -> str:
     """File and line of the nearest call from the user's program."""
     frame = caller(2)
     return describe(frame.f_code, frame.f_lasti)
+
+
+def user_instruction() -> tuple[CodeType, int]:
+    """Code and instruction of the nearest call from the user's program, for :func:`describe`."""
+    frame = caller(2)
+    return frame.f_code, frame.f_lasti

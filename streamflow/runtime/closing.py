@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from streamflow.errors import Closed, DeadlineExceeded, OpCancelled, RaceDetected
+from streamflow.memory.space import leave_space
 from streamflow.runtime.failures import add_note, add_notes, raise_group
 from streamflow.runtime.op import Op, OpState, added
 from streamflow.runtime.registry import take_open
@@ -206,6 +208,8 @@ def give_back_blocking(core: Core, was_drained: bool) -> list[Exception]:
         streams = [line.stream.close for line in core.lines if line.stream is not None]
         events = [event.close for event in core.events]
         steps = [core.staging.close_blocking, *streams, *events, core.memory.close, *steps]
+    keeps = not was_drained or core.lost is not None
+    steps.insert(0, partial(leave_space, core.space, core.backend, keeps=keeps))
     if was_drained:
         steps.insert(0, core.pinned.close_blocking)
     errors: list[Exception] = []

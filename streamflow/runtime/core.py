@@ -24,6 +24,7 @@ from streamflow.errors import (
     WrongThread,
 )
 from streamflow.memory.pinned import PinnedPool
+from streamflow.memory.space import enter_space
 from streamflow.memory.staging import Staging
 from streamflow.runtime.abroad import Abroad
 from streamflow.runtime.allocate import Memory
@@ -126,6 +127,7 @@ class Core:
         self.compute = [self.make_timeline(f"compute{n}") for n in range(settings.compute_lanes)]
         self.h2d, self.d2h, self.free_lane = map(self.make_timeline, ("h2d", "d2h", "free"))
         self.memory = Memory(self)
+        self.space = enter_space(backend)
         guard(self)
 
     def choose_ways(self) -> None:

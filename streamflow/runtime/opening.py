@@ -8,6 +8,7 @@ from streamflow.backends import open_backend
 from streamflow.config import Settings
 from streamflow.errors import Closed
 from streamflow.memory.pinned import SMALL_NBYTES
+from streamflow.memory.space import leave_space
 from streamflow.runtime.core import Core
 from streamflow.runtime.reclaim import reclaim_blocking
 from streamflow.scheduler.loops import Shell
@@ -32,6 +33,7 @@ class Opening:
         reclaim_blocking()
         run_orphans_blocking()
         backend = open_backend(self._name, self._index, self._settings, self._shell.key)
+        core = None
         try:
             backend.set_current()
             core = Core(backend, self._shell, self._settings)
@@ -40,7 +42,10 @@ class Opening:
                 core.pinned.acquire_blocking(nbytes).release()
                 nbytes *= 2
         except BaseException:
-            backend.close()
+            if core is None:
+                backend.close()
+            else:
+                _close_unused_blocking(core)
             raise
         with self._lock:
             if not self._is_abandoned:
@@ -61,5 +66,6 @@ def _close_unused_blocking(core: Core) -> None:
     core.backend.set_current()
     core.staging.close_blocking()
     core.pinned.close_blocking()
+    leave_space(core.space, core.backend)
     core.memory.close()
     core.backend.close()

@@ -74,6 +74,7 @@ class CudaBackend:
                 f"device {index} does not exist: the CUDA driver sees {self._num_devices}"
             )
         self.index = index
+        self.space = ("cuda", index)
         self._device = Device(index)
         self._device.set_current()
         # Holding the Context keeps the primary context retained: pinned memory and late

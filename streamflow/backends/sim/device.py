@@ -102,7 +102,7 @@ class SimDevice:
                 except BaseException:  # rates of nothing, say: the world is not to wait for us
                     leave_world(world, loop_key)
                     raise
-            self.gpu = gpu
+            self.gpu = self.space = gpu
             self.counts: Counter[str] = world.make_counter(gpu)
             gpu.devices.append(self)
             self.stop: Callable[[], StreamflowError] | None = (

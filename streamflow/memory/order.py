@@ -1,0 +1,122 @@
+"""Which streams come after which frees, for resources that hand blocks out again (rule R4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from streamflow.memory.space import Place, Space
+from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
+
+__all__ = ["FreePoint", "StreamOrder"]
+
+
+_NUM_LINES_MAX = 256
+
+
+class FreePoint:
+    """The moment of a stream at which a block was freed: its next user comes after that.
+
+    ``own`` is its ticket among the resource's own frees, ``ticket`` that of the runtime's op,
+    which knows of waits that others have made.
+    """
+
+    __slots__ = ("event", "own", "ticket")
+
+    def __init__(self, own: Ticket, ticket: Ticket | None, event: Any) -> None:
+        self.own = own
+        self.ticket = ticket
+        self.event = event
+
+    @property
+    def uid(self) -> int:
+        """The stream's id."""
+        return self.own.timeline.uid
+
+    def is_known_passed(self) -> bool:
+        """Whether it has passed for all we know; asks nobody."""
+        if self.own.position <= self.own.timeline.watermark:
+            return True
+        return self.ticket is not None and self.ticket.is_passed
+
+
+class StreamOrder:
+    """The frees of one resource. Not thread-safe: its lock is the resource's."""
+
+    def __init__(self) -> None:
+        # By stream: a timeline that counts this resource's frees there, and nothing else.
+        self._lines: dict[int, Timeline] = {}
+
+    def mark(self, space: Space, place: Place) -> FreePoint:
+        """Record this moment of a stream."""
+        event = space.take_event()
+        place.stream.record(event)
+        line = self._line(place)
+        own = Ticket(0)
+        line.position += 1
+        own.timeline, own.position, own.seen, own.event = line, line.position, line.clock, event
+        return FreePoint(own, place.ticket, event)
+
+    def is_passed(self, point: FreePoint) -> bool:
+        """Whether the device has got that far; one query at most.
+
+        Raises
+        ------
+        Exception
+            The backend's own: the device has failed.
+        """
+        if point.is_known_passed():
+            return True
+        if not point.event.is_done:
+            return False
+        line, position = point.own.timeline, point.own.position
+        line.watermark = max(line.watermark, position)
+        return True
+
+    def is_implied(self, place: Place, point: FreePoint) -> bool:
+        """Whether work given to ``place`` now comes after ``point`` without a wait."""
+        if point.uid == place.line.uid or point.is_known_passed():
+            return True
+        ticket = point.ticket
+        if (
+            ticket is not None
+            and ticket.position
+            and place.line.clock.get(ticket.timeline, 0) >= ticket.position
+        ):
+            return True
+        return not needed_waits(self._line(place), (point.own,))
+
+    def put_after(self, place: Place, points: Iterable[FreePoint]) -> int:
+        """Have ``place`` come after ``points``; returns how many waits that took."""
+        needed = [point for point in points if not self.is_implied(place, point)]
+        if not needed:
+            return 0
+        line = self._line(place)
+        by_ticket = {id(point.own): point for point in needed}
+        waits = needed_waits(line, [point.own for point in needed])
+        for own in waits:
+            point = by_ticket[id(own)]
+            place.stream.wait(point.event)
+            place.num_calls += 1
+            if point.ticket is not None and point.ticket.position:
+                place.waited.append(point.ticket)
+        line.join(waits)
+        return len(waits)
+
+    def drop(self, space: Space, point: FreePoint) -> None:
+        """Nobody asks for ``point`` any more: its event may be used again."""
+        if point.event is not None:
+            space.give_event(point.event)
+            point.event = None
+            point.own.event = None
+
+    def _line(self, place: Place) -> Timeline:
+        uid = place.line.uid
+        line = self._lines.get(uid)
+        if line is None:
+            if len(self._lines) >= _NUM_LINES_MAX:
+                # Streams come and go. What is forgotten costs a wait that was not needed.
+                for old in list(self._lines)[: _NUM_LINES_MAX // 2]:
+                    del self._lines[old]
+            line = self._lines[uid] = Timeline(uid, None, place.line.name)
+        return line

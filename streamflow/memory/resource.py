@@ -1,0 +1,462 @@
+"""What every memory resource has in common: the calls, their checks, and the blocks they give.
+
+A resource gives a *piece* of memory and takes it back; a wrapping resource makes a piece of its
+own around its upstream's where it has something to remember. A :class:`Block` is a piece in the
+hands of a program.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from itertools import count
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+from streamflow.backends.origin import describe, user_instruction
+from streamflow.errors import Closed, OutOfDeviceMemory
+from streamflow.memory.current import checked_device, find_space
+from streamflow.memory.space import Place, Space, space_of
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+__all__ = [
+    "ALIGNMENT",
+    "Block",
+    "DeviceMemoryResource",
+    "Piece",
+    "checked_alignment",
+    "checked_nbytes",
+]
+
+ALIGNMENT = 256
+_MAX_NBYTES = 2**63 - 1
+_generations = count(1)
+
+
+class Piece:
+    """Memory as one resource gave it to its caller.
+
+    Attributes
+    ----------
+    resource : DeviceMemoryResource
+        Which takes it back.
+    address : int
+    nbytes : int
+        What was asked for.
+    capacity_nbytes : int
+        What it really takes.
+    alignment : int
+    inner : Piece or None
+        The upstream's, where this one lies in it or is it.
+    note : object
+        The resource's own.
+    """
+
+    __slots__ = (
+        "address",
+        "alignment",
+        "capacity_nbytes",
+        "inner",
+        "nbytes",
+        "note",
+        "resource",
+    )
+
+    def __init__(
+        self,
+        resource: DeviceMemoryResource,
+        address: int,
+        nbytes: int,
+        alignment: int,
+        *,
+        capacity_nbytes: int | None = None,
+        inner: Piece | None = None,
+        note: Any = None,
+    ) -> None:
+        self.resource = resource
+        self.address = address
+        self.nbytes = nbytes
+        self.alignment = alignment
+        self.capacity_nbytes = nbytes if capacity_nbytes is None else capacity_nbytes
+        self.inner = inner
+        self.note = note
+
+
+class Block:
+    """Memory that a resource gave to the program.
+
+    Keeps its resource alive. Dropped without a :meth:`DeviceMemoryResource.deallocate`, it is
+    freed on the stream that it was allocated on, by the resource's next call (rule R12).
+
+    Attributes
+    ----------
+    address : int
+        0 for no bytes.
+    nbytes : int
+        What was asked for.
+    capacity_nbytes : int
+        What it takes of its resource.
+    alignment : int
+    generation : int
+        No two blocks of a process have the same: an address alone comes again.
+    resource : DeviceMemoryResource
+        The one that it was asked of.
+    stream : object
+        The one it was allocated on; None for ``allocate_sync``.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_freed_at",
+        "_made_at",
+        "_piece",
+        "_space",
+        "generation",
+        "resource",
+        "stream",
+    )
+
+    def __init__(
+        self, resource: DeviceMemoryResource, piece: Piece, space: Space, stream: Any
+    ) -> None:
+        self.resource = resource
+        self.stream = stream
+        self.generation = next(_generations)
+        self._piece: Piece = piece
+        self._space = space
+        self._made_at = user_instruction()
+        self._freed_at: tuple[CodeType, int] | None = None
+
+    @property
+    def address(self) -> int:
+        return self._piece.address
+
+    @property
+    def nbytes(self) -> int:
+        return self._piece.nbytes
+
+    @property
+    def capacity_nbytes(self) -> int:
+        return self._piece.capacity_nbytes
+
+    @property
+    def alignment(self) -> int:
+        return self._piece.alignment
+
+    @property
+    def is_freed(self) -> bool:
+        """Whether it was given back."""
+        return self._freed_at is not None
+
+    def __del__(self) -> None:
+        # A finaliser never calls the driver, nor takes a lock (R12).
+        if getattr(self, "_freed_at", True) is None and self._piece.address:
+            self.resource._dropped.append((self._piece, self._space, self.stream))
+
+    def __repr__(self) -> str:
+        state = " freed" if self.is_freed else ""
+        return (
+            f"<Block {self.nbytes} bytes at {self.address:#x} of {self.resource!r}, "
+            f"made at {describe(*self._made_at)}{state}>"
+        )
+
+
+class DeviceMemoryResource(ABC):
+    """Allocates memory, and takes it back.
+
+    Stream-ordered calls return at once: the memory may be used on ``stream`` from then on, and
+    on another one after an event; a free promises that all uses are ordered before it there.
+    Every method may be called from any thread.
+
+    Attributes
+    ----------
+    is_device_accessible, is_host_accessible : bool
+        Who may touch the memory.
+    is_stream_ordered : bool
+        Whether a free returns at once, and the memory is handed on in stream order.
+    """
+
+    is_device_accessible = True
+    is_host_accessible = False
+    is_stream_ordered = True
+
+    def __init__(self, device: Any = None) -> None:
+        # An ordinal may be named before that device is entered; an open Device is one space.
+        self._device: int | None = None if device is None else checked_device(device)
+        named = device is not None and not isinstance(device, int)
+        self._space: Space | None = find_space(device) if named else None
+        self._lock = threading.RLock()
+        self._is_closed = False
+        self._dropped: deque[tuple[Piece, Space, Any]] = deque()
+
+    # -- the calls -----------------------------------------------------------------------
+
+    def allocate(self, nbytes: int, *, stream: Any, alignment: int = ALIGNMENT) -> Block:
+        """Memory that work given to ``stream`` from now on may use.
+
+        Parameters
+        ----------
+        nbytes : int
+            0 gives address 0, and never reaches the driver.
+        stream : Stream or Lane
+            Or a stream of the backend's own.
+        alignment : int
+            A power of two, in bytes.
+
+        Ordering
+        --------
+        Usable on ``stream`` at once, elsewhere after an event recorded there.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A size that is none, an alignment that is not a power of two, a stream of another
+            device.
+        OutOfDeviceMemory
+            There is not so much, or the size is not below 2**63 - ``alignment``.
+        Closed
+            The resource, the stream or the device is closed.
+        """
+        checked, alignment = checked_nbytes(nbytes, alignment), checked_alignment(alignment)
+        place = self._place(stream)
+        piece = self.take(checked, alignment, place)
+        assert self._space is not None
+        return Block(self, piece, self._space, stream)
+
+    def deallocate(self, block: Block, *, stream: Any) -> None:
+        """Take ``block`` back, in the order of ``stream``.
+
+        Ordering
+        --------
+        Every use of the block is ordered before this moment of ``stream``.
+
+        Raises
+        ------
+        TypeError
+            Not a block.
+        ValueError
+            Of another resource, freed already, or a stream of another device.
+        Closed
+            Its device or its resource was closed meanwhile, which gave it back.
+        """
+        self._check_back(block)
+        place = self._place(stream)
+        self._give_back(block, place)
+
+    def allocate_sync(self, nbytes: int, alignment: int = ALIGNMENT) -> Block:
+        """Memory that every stream may use when this returns. May block the thread."""
+        checked, alignment = checked_nbytes(nbytes, alignment), checked_alignment(alignment)
+        place = self._sync_place()
+        piece = self.take(checked, alignment, place)
+        if piece.address:
+            _finish_blocking(place)
+        assert self._space is not None
+        return Block(self, piece, self._space, None)
+
+    def deallocate_sync(self, block: Block) -> None:
+        """Take ``block`` back once all that was given to the device has ended. May block."""
+        self._check_back(block)
+        place = self._sync_place()
+        if block.address:
+            place.backend.synchronize_blocking()
+        self._give_back(block, place)
+
+    def close(self) -> None:
+        """Give back what is not in use, and refuse further allocations.
+
+        Blocks in use may still be freed.
+        """
+        with self._lock:
+            self._is_closed = True
+        self.trim()
+
+    def trim(self) -> None:
+        """Give what is kept for later back to the upstream, as far as nothing uses it."""
+        self._drain()
+
+    # -- for the runtime and for wrapping resources ------------------------------------------
+
+    def take(self, nbytes: int, alignment: int, place: Place) -> Piece:
+        """:meth:`allocate` for a size, an alignment and a place that were checked."""
+        if self._is_closed:
+            raise Closed(f"{self!r} is closed")
+        self._enter(place)
+        if self._dropped:
+            self._drain()
+        if not nbytes:
+            return Piece(self, 0, 0, alignment)
+        return self._take(nbytes, alignment, place)
+
+    def give(self, piece: Piece, place: Place) -> None:
+        """Take ``piece`` back: the resource that it names does."""
+        if piece.address:
+            piece.resource._give(piece, place)
+
+    @abstractmethod
+    def _take(self, nbytes: int, alignment: int, place: Place) -> Piece:
+        """A piece of at least 1 byte, usable on ``place`` at once."""
+
+    @abstractmethod
+    def _give(self, piece: Piece, place: Place) -> None:
+        """Take back a piece that :meth:`_take` gave."""
+
+    @property
+    def device(self) -> int | None:
+        """The device's ordinal; None until it is known."""
+        return self._device if self._space is None else self._space.index
+
+    def _enter(self, place: Place) -> None:
+        """Take memory in the space of ``place`` from now on, unless bound to another."""
+        space = self._space
+        key = place.backend.space
+        if space is None or not space.is_open:
+            space = space_of(place.backend)
+            if self._device is not None and self.device != space.index:
+                raise ValueError(
+                    f"{self!r} was made for device {self.device}, the stream belongs to "
+                    f"device {space.index}"
+                )
+            with self._lock:
+                self._forget()
+                self._space = space
+                space.tenants.add(self)
+        elif space.key != key:
+            raise ValueError(
+                f"{self!r} has its memory on device {space.index}, the stream belongs to "
+                f"another open device ({place.backend.index})"
+            )
+
+    def _on_space_closing(self) -> None:
+        """The device is about to close, and has drained: give everything back, start anew."""
+        self.trim()
+        self._forget()
+        self._space = None
+
+    def _forget(self) -> None:  # noqa: B027 - most have nothing to forget
+        """The memory that this resource held is gone: go back to how it was made."""
+
+    def is_equal(self, other: DeviceMemoryResource) -> bool:
+        """Whether memory of one may be given back to the other."""
+        return self is other
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeviceMemoryResource) and self.is_equal(other)
+
+    def __hash__(self) -> int:
+        return id(type(self))  # equal ones are of one type
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _place(self, stream: Any) -> Place:
+        line = getattr(stream, "_line", None)
+        owner = getattr(line, "owner", None)
+        space = space_of(owner.backend) if owner is not None else self._known_space()
+        place = space.place(stream)
+        self._enter(place)
+        return place
+
+    def _sync_place(self) -> Place:
+        place = self._known_space().sync_place()
+        self._enter(place)
+        return place
+
+    def _known_space(self) -> Space:
+        """The space in use, else the one that the constructor or the task names."""
+        space = self._space
+        return space if space is not None and space.is_open else find_space(self._device)
+
+    def _check_back(self, block: Block) -> None:
+        if not isinstance(block, Block):
+            raise TypeError(f"deallocate takes a Block, found {block!r}")
+        if block.resource is not self and not self.is_equal(block.resource):
+            raise ValueError(f"{block!r} is not a block of {self!r}")
+        if block._freed_at is not None:
+            raise ValueError(f"{block!r} was freed already, at {describe(*block._freed_at)}")
+        if not block._space.is_open:
+            raise Closed(f"{block!r}: its device was closed, which gave it back")
+
+    def _give_back(self, block: Block, place: Place) -> None:
+        with self._lock:
+            if block._freed_at is not None:  # another thread was faster
+                raise ValueError(f"{block!r} was freed already, at {describe(*block._freed_at)}")
+            block._freed_at = user_instruction()
+        self.give(block._piece, place)
+        if self._dropped:
+            self._drain()
+
+    def _drain(self) -> None:
+        """Free what was dropped without a free, each on the stream it was allocated on."""
+        while self._dropped:
+            try:
+                piece, space, stream = self._dropped.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            if not space.is_open:
+                continue
+            try:
+                place = space.sync_place() if stream is None else space.place(stream)
+            except Closed:  # of the stream: what it was given is ordered before any later work
+                place = space.sync_place()
+                place.backend.synchronize_blocking()
+            self.give(piece, place)
+
+
+def _finish_blocking(place: Place) -> None:
+    """Wait for all that was given to ``place``, on whichever clock."""
+    backend = place.backend
+    event = backend.create_event()
+    place.stream.record(event)
+    if backend.is_virtual:
+        while not event.is_done and backend.advance(0):
+            pass
+    else:
+        event.sync()
+    event.close()
+
+
+def checked_nbytes(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    """``nbytes`` as an int that a device may have.
+
+    Raises
+    ------
+    TypeError
+        Not an integer; ``bool`` is refused.
+    ValueError
+        Negative.
+    OutOfDeviceMemory
+        More than 2**63 - 1 - ``alignment``.
+    """
+    if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
+        raise TypeError(f"a size is an int of bytes, found {nbytes!r}")
+    checked = index(nbytes)
+    if checked < 0:
+        raise ValueError(f"a size is not negative, found {checked}")
+    if checked > _MAX_NBYTES - alignment:
+        raise OutOfDeviceMemory(
+            f"{checked} bytes are more than any device has (at most 2**63 - 1 - {alignment})"
+        )
+    return checked
+
+
+def checked_alignment(alignment: int) -> int:
+    """``alignment`` as an int.
+
+    Raises
+    ------
+    TypeError
+        Not an integer.
+    ValueError
+        Not a power of two.
+    """
+    if isinstance(alignment, bool) or not hasattr(alignment, "__index__"):
+        raise TypeError(f"an alignment is an int of bytes, found {alignment!r}")
+    checked = index(alignment)
+    if checked < 1 or checked & (checked - 1):
+        raise ValueError(f"an alignment is a power of two, found {checked}")
+    return checked

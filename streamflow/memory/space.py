@@ -1,0 +1,240 @@
+"""The memory of one device, as resources see it: who reaches it, and how to give it back.
+
+Several open devices may stand for one GPU (rule R11): their addresses are the same memory, and
+a resource serves all of them. A :class:`Space` lives while any of them is open. When the last
+one closes, every resource there gives back what it holds and forgets it; used again, it starts
+anew on the next device of that index.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from streamflow.backends.base import Backend
+from streamflow.errors import Closed
+from streamflow.memory.release import Releaser
+from streamflow.scheduler.timeline import Ticket, Timeline
+
+__all__ = ["Place", "Space", "enter_space", "leave_space", "open_spaces", "space_of"]
+
+
+class Tenant(Protocol):
+    """A resource, as its space knows it."""
+
+    def _on_space_closing(self) -> None:
+        """Give everything back: nothing on the device uses it any more. May block."""
+
+
+class Space:
+    """One device's memory and the open backends that reach it. Thread-safe.
+
+    Attributes
+    ----------
+    index : int
+        The device's ordinal.
+    tenants : WeakSet
+        The resources that took memory here.
+    listeners : list of callable
+        Called from any thread when memory became free that was not before.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.key = backend.space
+        self.index = backend.index
+        self.is_virtual = backend.is_virtual
+        self.tenants: WeakSet[Tenant] = WeakSet()
+        self.listeners: list[Callable[[], None]] = []
+        self._backends: list[Backend] = []
+        self._releaser = Releaser(f"streamflow-release-{backend.index}", self._after_release)
+        self._events: deque[Any] = deque()
+        self._lines: dict[int, Timeline] = {}  # of streams that no device of ours made
+        self._sync: Place | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def backend(self) -> Backend:
+        """Any of the open ones.
+
+        Raises
+        ------
+        Closed
+            None is open any more.
+        """
+        backends = self._backends
+        if not backends:
+            raise Closed(f"device {self.index} is closed")
+        return backends[0]
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._backends)
+
+    def place(self, stream: Any) -> Place:
+        """Where work goes that is given to ``stream``.
+
+        Parameters
+        ----------
+        stream : Stream, Lane or a stream of the backend's own
+
+        Raises
+        ------
+        TypeError
+            Not a stream.
+        ValueError
+            A stream of another device.
+        Closed
+            A closed stream.
+        """
+        line = getattr(stream, "_line", None)
+        if isinstance(line, Timeline):
+            if line.stream is None or getattr(stream, "is_closed", False):
+                raise Closed(f"stream {line.name} is closed")
+            backend = line.owner.backend
+            if backend.space != self.key:
+                raise ValueError(
+                    f"{stream!r} belongs to device {backend.index}, the memory to "
+                    f"device {self.index}"
+                )
+            return Place(backend, line)
+        if not (hasattr(stream, "record") and hasattr(stream, "wait") and hasattr(stream, "sync")):
+            raise TypeError(f"stream= takes a streamflow Stream or Lane, found {stream!r}")
+        backend = self.backend
+        uid = backend.stream_id(stream)
+        with self._lock:
+            line = self._lines.get(uid)
+            if line is None:
+                line = self._lines[uid] = Timeline(uid, stream, f"stream {uid}")
+        return Place(backend, line)
+
+    def sync_place(self) -> Place:
+        """A stream of our own, for the calls that take none."""
+        backend = self.backend
+        with self._lock:
+            if self._sync is None:
+                stream = backend.create_stream()
+                line = Timeline(backend.stream_id(stream), stream, "sync")
+                self._sync = Place(backend, line)
+        return self._sync
+
+    def take_event(self) -> Any:
+        """An event for :class:`~streamflow.memory.order.StreamOrder`."""
+        try:
+            return self._events.pop()
+        except IndexError:
+            return self.backend.create_event()
+
+    def give_event(self, event: Any) -> None:
+        """Nobody asks this event any more; waits for it stay as they were made."""
+        self._events.append(event)
+
+    def release(self, action: Callable[[], None]) -> None:
+        """Run what may block, off the loop; at once where time is virtual (rules R1, R15)."""
+        if self.is_virtual:
+            action()
+            self._after_release()
+        else:
+            self._releaser.submit(action)
+
+    def wait_released_blocking(self) -> None:
+        """Until every action of :meth:`release` so far has ended."""
+        self._releaser.wait_idle_blocking()
+
+    def freed(self) -> None:
+        """Tell those who wait for memory that some came back. Any thread."""
+        for listener in tuple(self.listeners):
+            listener()
+
+    def _after_release(self) -> None:
+        self.freed()
+
+    def _close(self) -> None:
+        """The last backend is about to close, and the device has drained."""
+        for tenant in list(self.tenants):
+            tenant._on_space_closing()
+        self.tenants.clear()
+        self.wait_released_blocking()
+        self._releaser.close()
+        while self._events:
+            self._events.pop().close()
+        if self._sync is not None:
+            self._sync.stream.close()
+            self._sync = None
+
+
+class Place:
+    """A stream at the moment of an allocation or a free, and what the call did there.
+
+    Attributes
+    ----------
+    backend : Backend
+        To make the calls by.
+    line : Timeline
+        The stream, with what the runtime knows it has waited for.
+    stream : object
+        The backend's own.
+    ticket : Ticket or None
+        Of the op that this is for, where the runtime makes one.
+    num_calls : int
+        Waits and other work put on the stream meanwhile (rule R7).
+    waited : list of Ticket
+        The runtime's tickets that the stream was told to wait for.
+    """
+
+    __slots__ = ("backend", "line", "num_calls", "stream", "ticket", "waited")
+
+    def __init__(self, backend: Backend, line: Timeline, ticket: Ticket | None = None) -> None:
+        self.backend = backend
+        self.line = line
+        self.stream = line.stream
+        self.ticket = ticket
+        self.num_calls = 0
+        self.waited: list[Ticket] = []
+
+
+_lock = threading.Lock()
+_spaces: dict[Any, Space] = {}
+
+
+def enter_space(backend: Backend) -> Space:
+    """The space of a backend that was just opened."""
+    with _lock:
+        space = _spaces.get(backend.space)
+        if space is None:
+            space = _spaces[backend.space] = Space(backend)
+        space._backends.append(backend)
+    return space
+
+
+def leave_space(space: Space, backend: Backend, *, keeps: bool = False) -> None:
+    """``backend`` is about to close; may block. ``keeps``: something is still running (R6)."""
+    with _lock:
+        is_last = space._backends == [backend]
+        if is_last:
+            del _spaces[space.key]
+    if is_last and not keeps:
+        space._close()
+    space._backends.remove(backend)
+
+
+def space_of(backend: Backend) -> Space:
+    """The space that an open backend reaches.
+
+    Raises
+    ------
+    Closed
+        The backend is closed.
+    """
+    space = _spaces.get(backend.space)
+    if space is None:
+        raise Closed(f"device {backend.index} is closed")
+    return space
+
+
+def open_spaces(index: int) -> list[Space]:
+    """The spaces of every open device with this ordinal."""
+    with _lock:
+        return [space for space in _spaces.values() if space.index == index]
