@@ -252,7 +252,9 @@ def test_a_circle_of_waiters_is_told_at_once(run):
                 async with anyio.create_task_group() as group:
                     group.start_soon(hold)
                     group.start_soon(hold)
-            assert outcomes[0].endswith("whoever holds memory waits for more, and no free is pending")
+            assert outcomes[0].endswith(
+                "whoever holds memory waits for more, and no free is pending"
+            )
             assert outcomes[1] == "served"
 
     run(main)
