@@ -246,7 +246,7 @@ class Memory:
         piece = None if known is None else known[3]
         op: Op[None] = Op(core, "free", None, frame)
         op._freed_nbytes = root.stop
-        if self.queue.waiters:
+        if core.is_memory_short:
             self.queue.freed()
         deps: list[Ticket] = []
         root.before_write(deps)
