@@ -99,8 +99,9 @@ def test_who_came_first_is_served_first_whatever_the_size(run):
             order, arrays = [], []
 
             async def want(name, nbytes):
-                arrays.append(await dev.alloc(nbytes, np.uint8))
-                order.append(name)
+                x = await dev.alloc(nbytes, np.uint8)
+                order.append((x.allocation.ticket.seq, name))  # not the order that tasks go on in
+                arrays.append(x)
 
             group.start_soon(want, "large", 50 * MIB)
             await turns(3)
@@ -111,7 +112,7 @@ def test_who_came_first_is_served_first_whatever_the_size(run):
             assert order == []  # the small one would fit, and comes later
             held.clear()
             await until(lambda: len(order) == 2)
-            assert order == ["large", "small"]
+            assert [name for _, name in sorted(order)] == ["large", "small"]
 
     run(main)
 
