@@ -1,1 +1,49 @@
 """Host and device memory between the scheduler and the runtime."""
+
+from streamflow.backends.memory import Location, MemoryAdvice
+from streamflow.memory.allocators import (
+    PolymorphicAllocator,
+    StreamAllocatorAdaptor,
+    TypedAllocator,
+)
+from streamflow.memory.async_pools import (
+    CudaAsyncManagedMemoryResource,
+    CudaAsyncMemoryResource,
+    CudaAsyncViewMemoryResource,
+)
+from streamflow.memory.callback import AllocateCallback, CallbackMemoryResource, DeallocateCallback
+from streamflow.memory.cuda_core import CudaCoreMemoryResource, from_cuda_core, to_cuda_core
+from streamflow.memory.default import default_resource
+from streamflow.memory.host_reachable import (
+    ManagedMemoryResource,
+    PinnedHostMemoryResource,
+    SamHeadroomMemoryResource,
+    SystemMemoryResource,
+)
+from streamflow.memory.leaves import CudaMemoryResource
+from streamflow.memory.resource import Block, DeviceMemoryResource
+
+__all__ = [
+    "AllocateCallback",
+    "Block",
+    "CallbackMemoryResource",
+    "CudaAsyncManagedMemoryResource",
+    "CudaAsyncMemoryResource",
+    "CudaAsyncViewMemoryResource",
+    "CudaCoreMemoryResource",
+    "CudaMemoryResource",
+    "DeallocateCallback",
+    "DeviceMemoryResource",
+    "Location",
+    "ManagedMemoryResource",
+    "MemoryAdvice",
+    "PinnedHostMemoryResource",
+    "PolymorphicAllocator",
+    "SamHeadroomMemoryResource",
+    "StreamAllocatorAdaptor",
+    "SystemMemoryResource",
+    "TypedAllocator",
+    "default_resource",
+    "from_cuda_core",
+    "to_cuda_core",
+]
