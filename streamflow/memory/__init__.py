@@ -1,17 +1,59 @@
 """Host and device memory between the scheduler and the runtime."""
 
-from __future__ import annotations
-
+from streamflow.backends.memory import Location, MemoryAdvice
+from streamflow.memory.allocators import (
+    PolymorphicAllocator,
+    StreamAllocatorAdaptor,
+    TypedAllocator,
+)
 from streamflow.memory.arena import ArenaMemoryResource
+from streamflow.memory.async_pools import (
+    CudaAsyncManagedMemoryResource,
+    CudaAsyncMemoryResource,
+    CudaAsyncViewMemoryResource,
+)
 from streamflow.memory.binning import BinningMemoryResource
+from streamflow.memory.callback import AllocateCallback, CallbackMemoryResource, DeallocateCallback
+from streamflow.memory.cuda_core import CudaCoreMemoryResource, from_cuda_core, to_cuda_core
+from streamflow.memory.default import default_resource
 from streamflow.memory.fixed_size import FixedSizeMemoryResource
+from streamflow.memory.host_reachable import (
+    ManagedMemoryResource,
+    PinnedHostMemoryResource,
+    SamHeadroomMemoryResource,
+    SystemMemoryResource,
+)
+from streamflow.memory.leaves import CudaMemoryResource
 from streamflow.memory.pool import PoolMemoryResource
+from streamflow.memory.resource import Block, DeviceMemoryResource
 from streamflow.memory.suballocator import SubAllocatorInfo
 
 __all__ = [
+    "AllocateCallback",
     "ArenaMemoryResource",
     "BinningMemoryResource",
+    "Block",
+    "CallbackMemoryResource",
+    "CudaAsyncManagedMemoryResource",
+    "CudaAsyncMemoryResource",
+    "CudaAsyncViewMemoryResource",
+    "CudaCoreMemoryResource",
+    "CudaMemoryResource",
+    "DeallocateCallback",
+    "DeviceMemoryResource",
     "FixedSizeMemoryResource",
+    "Location",
+    "ManagedMemoryResource",
+    "MemoryAdvice",
+    "PinnedHostMemoryResource",
+    "PolymorphicAllocator",
     "PoolMemoryResource",
+    "SamHeadroomMemoryResource",
+    "StreamAllocatorAdaptor",
     "SubAllocatorInfo",
+    "SystemMemoryResource",
+    "TypedAllocator",
+    "default_resource",
+    "from_cuda_core",
+    "to_cuda_core",
 ]

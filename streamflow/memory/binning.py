@@ -178,6 +178,13 @@ class BinningMemoryResource(DeviceMemoryResource):
 
     # -- inside ------------------------------------------------------------------------------
 
+    @property
+    def _depth(self) -> int:
+        return 1 + max(each._depth for each in (*self._bins[1], self.upstream_mr))
+
+    def _is_empty(self) -> bool:
+        return not self.live_nbytes
+
     def _take(self, nbytes: int, alignment: int, place: Place) -> Piece:
         sizes, resources = self._bins
         # A bin's blocks are surely aligned to 256 bytes only.

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from streamflow.backends.base import Backend
 from streamflow.errors import Closed
@@ -25,6 +25,13 @@ __all__ = ["Place", "Space", "enter_space", "leave_space", "open_spaces", "space
 class Tenant(Protocol):
     """A resource, as its space knows it."""
 
+    @property
+    def _depth(self) -> int:
+        """How many resources lie below this one, one under the other."""
+
+    def _reap(self) -> bool:
+        """Free what was dropped. False where the resource was, too, and still holds something."""
+
     def _on_space_closing(self) -> None:
         """Give everything back: nothing on the device uses it any more. May block."""
 
@@ -36,8 +43,11 @@ class Space:
     ----------
     index : int
         The device's ordinal.
-    tenants : WeakSet
-        The resources that took memory here.
+    tenants : WeakValueDictionary
+        The resources that took memory here, each by its ``id``: equal ones are several.
+    dropped : deque of Tenant
+        Resources of which something was dropped, or that were dropped themselves: finalisers
+        put them here, :meth:`reap` frees what they hold (rule R12).
     listeners : list of callable
         Called from any thread when memory became free that was not before.
     """
@@ -46,7 +56,8 @@ class Space:
         self.key = backend.space
         self.index = backend.index
         self.is_virtual = backend.is_virtual
-        self.tenants: WeakSet[Tenant] = WeakSet()
+        self.tenants: WeakValueDictionary[int, Tenant] = WeakValueDictionary()
+        self.dropped: deque[Tenant] = deque()
         self.listeners: list[Callable[[], None]] = []
         self._backends: list[Backend] = []
         self._releaser = Releaser(f"streamflow-release-{backend.index}", self._after_release)
@@ -72,6 +83,10 @@ class Space:
     @property
     def is_open(self) -> bool:
         return bool(self._backends)
+
+    def has(self, backend: Backend | None) -> bool:
+        """Whether ``backend`` is one of the open ones."""
+        return backend is not None and any(one is backend for one in self._backends)
 
     def place(self, stream: Any) -> Place:
         """Where work goes that is given to ``stream``.
@@ -151,6 +166,16 @@ class Space:
         """Until every action of :meth:`release` so far has ended."""
         self._releaser.wait_idle_blocking()
 
+    def reap(self) -> None:
+        """Free what was dropped, of every resource here. Takes their locks: hold none."""
+        for _ in range(len(self.dropped)):
+            try:
+                tenant = self.dropped.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            if not tenant._reap():
+                self.dropped.append(tenant)
+
     def freed(self) -> None:
         """Tell those who wait for memory that some came back. Any thread."""
         for listener in tuple(self.listeners):
@@ -161,9 +186,16 @@ class Space:
 
     def _close(self) -> None:
         """The last backend is about to close, and the device has drained."""
-        for tenant in list(self.tenants):
-            tenant._on_space_closing()
+        # The outer ones first: each gives back to those below it.
+        tenants = {id(tenant): tenant for tenant in (*self.tenants.values(), *self.dropped)}
+        errors: list[Exception] = []
+        for tenant in sorted(tenants.values(), key=lambda one: one._depth, reverse=True):
+            try:
+                tenant._on_space_closing()
+            except Exception as error:  # the others' memory is to go back all the same
+                errors.append(error)
         self.tenants.clear()
+        self.dropped.clear()
         self.wait_released_blocking()
         self._releaser.close()
         while self._events:
@@ -172,6 +204,8 @@ class Space:
             if place.backend in self._backends:
                 place.stream.close()
         self._own.clear()
+        if errors:
+            raise errors[0]
 
 
 class Place:

@@ -340,6 +340,13 @@ class SubAllocator(DeviceMemoryResource):
 
     # -- inside ------------------------------------------------------------------------------
 
+    @property
+    def _depth(self) -> int:
+        return self.upstream_mr._depth + 1
+
+    def _is_empty(self) -> bool:
+        return not self._reserved_nbytes
+
     def _store(self) -> Store:
         """The store that the upstream's memory goes to."""
         store = self._main
