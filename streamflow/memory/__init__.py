@@ -6,14 +6,17 @@ from streamflow.memory.allocators import (
     StreamAllocatorAdaptor,
     TypedAllocator,
 )
+from streamflow.memory.arena import ArenaMemoryResource
 from streamflow.memory.async_pools import (
     CudaAsyncManagedMemoryResource,
     CudaAsyncMemoryResource,
     CudaAsyncViewMemoryResource,
 )
+from streamflow.memory.binning import BinningMemoryResource
 from streamflow.memory.callback import AllocateCallback, CallbackMemoryResource, DeallocateCallback
 from streamflow.memory.cuda_core import CudaCoreMemoryResource, from_cuda_core, to_cuda_core
 from streamflow.memory.default import default_resource
+from streamflow.memory.fixed_size import FixedSizeMemoryResource
 from streamflow.memory.host_reachable import (
     ManagedMemoryResource,
     PinnedHostMemoryResource,
@@ -21,10 +24,14 @@ from streamflow.memory.host_reachable import (
     SystemMemoryResource,
 )
 from streamflow.memory.leaves import CudaMemoryResource
+from streamflow.memory.pool import PoolMemoryResource
 from streamflow.memory.resource import Block, DeviceMemoryResource
+from streamflow.memory.suballocator import SubAllocatorInfo
 
 __all__ = [
     "AllocateCallback",
+    "ArenaMemoryResource",
+    "BinningMemoryResource",
     "Block",
     "CallbackMemoryResource",
     "CudaAsyncManagedMemoryResource",
@@ -34,13 +41,16 @@ __all__ = [
     "CudaMemoryResource",
     "DeallocateCallback",
     "DeviceMemoryResource",
+    "FixedSizeMemoryResource",
     "Location",
     "ManagedMemoryResource",
     "MemoryAdvice",
     "PinnedHostMemoryResource",
     "PolymorphicAllocator",
+    "PoolMemoryResource",
     "SamHeadroomMemoryResource",
     "StreamAllocatorAdaptor",
+    "SubAllocatorInfo",
     "SystemMemoryResource",
     "TypedAllocator",
     "default_resource",

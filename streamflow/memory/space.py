@@ -63,7 +63,7 @@ class Space:
         self._releaser = Releaser(f"streamflow-release-{backend.index}", self._after_release)
         self._events: deque[Any] = deque()
         self._lines: dict[int, Timeline] = {}  # of streams that no device of ours made
-        self._sync: Place | None = None
+        self._own: dict[str, Place] = {}
         self._lock = threading.Lock()
 
     @property
@@ -135,13 +135,21 @@ class Space:
 
     def sync_place(self) -> Place:
         """A stream of our own, for the calls that take none."""
-        backend = self.backend
+        return self._own_place("sync")
+
+    def release_place(self) -> Place:
+        """Another one, for frees that come after what is still running."""
+        return self._own_place("release")
+
+    def _own_place(self, name: str) -> Place:
         with self._lock:
-            if self._sync is None:
+            place = self._own.get(name)
+            if place is None or place.backend not in self._backends:  # its device was closed
+                backend = self.backend
                 stream = backend.create_stream()
-                line = Timeline(backend.stream_id(stream), stream, "sync")
-                self._sync = Place(backend, line)
-        return self._sync
+                line = Timeline(backend.stream_id(stream), stream, name)
+                place = self._own[name] = Place(backend, line)
+        return Place(place.backend, place.line)
 
     def take_event(self) -> Any:
         """An event for :class:`~streamflow.memory.order.StreamOrder`."""
@@ -209,9 +217,10 @@ class Space:
         self._releaser.close()
         while self._events:
             self._events.pop().close()
-        if self._sync is not None:
-            self._sync.stream.close()
-            self._sync = None
+        for place in self._own.values():
+            if place.backend in self._backends:
+                place.stream.close()
+        self._own.clear()
         if errors:
             raise errors[0]
 
