@@ -1,6 +1,56 @@
-"""Host and device memory between the scheduler and the runtime."""
+"""Memory resources and pools: ``sf.memory``. See docs/reference/memory.md."""
 
-from streamflow.memory.exiting import process_is_exiting
+from streamflow.backends.memory import (
+    Location,
+    MemoryAdvice,
+)
+from streamflow.memory.allocators import (
+    PolymorphicAllocator,
+    StreamAllocatorAdaptor,
+    TypedAllocator,
+)
+from streamflow.memory.arena import (
+    ArenaMemoryResource,
+)
+from streamflow.memory.async_pools import (
+    CudaAsyncManagedMemoryResource,
+    CudaAsyncMemoryResource,
+    CudaAsyncViewMemoryResource,
+)
+from streamflow.memory.binning import (
+    BinningMemoryResource,
+)
+from streamflow.memory.callback import (
+    AllocateCallback,
+    CallbackMemoryResource,
+    DeallocateCallback,
+)
+from streamflow.memory.cuda_core import (
+    CudaCoreMemoryResource,
+    from_cuda_core,
+    to_cuda_core,
+)
+from streamflow.memory.default import (
+    default_resource,
+)
+from streamflow.memory.exiting import (
+    process_is_exiting,
+)
+from streamflow.memory.fixed_size import (
+    FixedSizeMemoryResource,
+)
+from streamflow.memory.host_reachable import (
+    ManagedMemoryResource,
+    PinnedHostMemoryResource,
+    SamHeadroomMemoryResource,
+    SystemMemoryResource,
+)
+from streamflow.memory.leaves import (
+    CudaMemoryResource,
+)
+from streamflow.memory.pool import (
+    PoolMemoryResource,
+)
 from streamflow.memory.references import (
     device_async_resource_ref,
     device_resource_ref,
@@ -19,14 +69,45 @@ from streamflow.memory.registry import (
     set_per_device_resource,
     using,
 )
-from streamflow.memory.resource import Block, DeviceMemoryResource, Piece
+from streamflow.memory.resource import (
+    Block,
+    DeviceMemoryResource,
+    Piece,
+)
+from streamflow.memory.suballocator import (
+    SubAllocatorInfo,
+)
 
 __all__ = [
+    "AllocateCallback",
+    "ArenaMemoryResource",
+    "BinningMemoryResource",
     "Block",
+    "CallbackMemoryResource",
+    "CudaAsyncManagedMemoryResource",
+    "CudaAsyncMemoryResource",
+    "CudaAsyncViewMemoryResource",
+    "CudaCoreMemoryResource",
+    "CudaMemoryResource",
+    "DeallocateCallback",
     "DeviceMemoryResource",
+    "FixedSizeMemoryResource",
+    "Location",
+    "ManagedMemoryResource",
+    "MemoryAdvice",
     "Piece",
+    "PinnedHostMemoryResource",
+    "PolymorphicAllocator",
+    "PoolMemoryResource",
+    "SamHeadroomMemoryResource",
+    "StreamAllocatorAdaptor",
+    "SubAllocatorInfo",
+    "SystemMemoryResource",
+    "TypedAllocator",
+    "default_resource",
     "device_async_resource_ref",
     "device_resource_ref",
+    "from_cuda_core",
     "get_current_device_resource",
     "get_per_device_resource",
     "host_async_resource_ref",
@@ -39,5 +120,6 @@ __all__ = [
     "reset_per_device_resource",
     "set_current_device_resource",
     "set_per_device_resource",
+    "to_cuda_core",
     "using",
 ]
