@@ -191,6 +191,8 @@ class DeviceMemoryResource(ABC):
         self._lock = threading.RLock()
         self._is_closed = False
         self._dropped: deque[tuple[Piece, Space, Any]] = deque()
+        if self._space is not None:
+            self._space.tenants[id(self)] = self
 
     # -- the calls -----------------------------------------------------------------------
 
@@ -308,6 +310,11 @@ class DeviceMemoryResource(ABC):
         """The device's ordinal; None until it is known."""
         return self._device if self._space is None else self._space.index
 
+    @property
+    def _depth(self) -> int:
+        """How many resources lie below this one, one under the other."""
+        return 0
+
     def _enter(self, place: Place) -> None:
         """Take memory in the space of ``place`` from now on, unless bound to another."""
         space = self._space
@@ -322,7 +329,7 @@ class DeviceMemoryResource(ABC):
             with self._lock:
                 self._forget()
                 self._space = space
-                space.tenants.add(self)
+                space.tenants[id(self)] = self
         elif space.key != key:
             raise ValueError(
                 f"{self!r} has its memory on device {space.index}, the stream belongs to "

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from streamflow.backends.base import Backend
 from streamflow.errors import Closed
@@ -25,6 +25,10 @@ __all__ = ["Place", "Space", "enter_space", "leave_space", "open_spaces", "space
 class Tenant(Protocol):
     """A resource, as its space knows it."""
 
+    @property
+    def _depth(self) -> int:
+        """How many resources lie below this one, one under the other."""
+
     def _on_space_closing(self) -> None:
         """Give everything back: nothing on the device uses it any more. May block."""
 
@@ -36,8 +40,8 @@ class Space:
     ----------
     index : int
         The device's ordinal.
-    tenants : WeakSet
-        The resources that took memory here.
+    tenants : WeakValueDictionary
+        The resources that took memory here, each by its ``id``: equal ones are several.
     listeners : list of callable
         Called from any thread when memory became free that was not before.
     """
@@ -46,7 +50,7 @@ class Space:
         self.key = backend.space
         self.index = backend.index
         self.is_virtual = backend.is_virtual
-        self.tenants: WeakSet[Tenant] = WeakSet()
+        self.tenants: WeakValueDictionary[int, Tenant] = WeakValueDictionary()
         self.listeners: list[Callable[[], None]] = []
         self._backends: list[Backend] = []
         self._releaser = Releaser(f"streamflow-release-{backend.index}", self._after_release)
@@ -153,7 +157,8 @@ class Space:
 
     def _close(self) -> None:
         """The last backend is about to close, and the device has drained."""
-        for tenant in list(self.tenants):
+        # The outer ones first: each gives back to those below it.
+        for tenant in sorted(self.tenants.values(), key=lambda one: one._depth, reverse=True):
             tenant._on_space_closing()
         self.tenants.clear()
         self.wait_released_blocking()
