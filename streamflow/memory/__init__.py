@@ -1,5 +1,6 @@
 """Host and device memory between the scheduler and the runtime."""
 
+from streamflow.backends.memory import Location, MemoryAdvice
 from streamflow.memory.adaptor import UpstreamResourceAdaptor
 from streamflow.memory.adaptors import (
     AlignedResourceAdaptor,
@@ -7,23 +8,76 @@ from streamflow.memory.adaptors import (
     LimitingResourceAdaptor,
     PrefetchResourceAdaptor,
 )
+from streamflow.memory.allocators import (
+    PolymorphicAllocator,
+    StreamAllocatorAdaptor,
+    TypedAllocator,
+)
+from streamflow.memory.arena import ArenaMemoryResource
+from streamflow.memory.async_pools import (
+    CudaAsyncManagedMemoryResource,
+    CudaAsyncMemoryResource,
+    CudaAsyncViewMemoryResource,
+)
+from streamflow.memory.binning import BinningMemoryResource
+from streamflow.memory.callback import AllocateCallback, CallbackMemoryResource, DeallocateCallback
+from streamflow.memory.cuda_core import CudaCoreMemoryResource, from_cuda_core, to_cuda_core
+from streamflow.memory.default import default_resource
+from streamflow.memory.fixed_size import FixedSizeMemoryResource
+from streamflow.memory.host_reachable import (
+    ManagedMemoryResource,
+    PinnedHostMemoryResource,
+    SamHeadroomMemoryResource,
+    SystemMemoryResource,
+)
+from streamflow.memory.leaves import CudaMemoryResource
 from streamflow.memory.log import LogAction, LoggingResourceAdaptor, LogRecord, read_log
+from streamflow.memory.pool import PoolMemoryResource
+from streamflow.memory.resource import Block, DeviceMemoryResource
 from streamflow.memory.statistics import Counters, Statistics, StatisticsResourceAdaptor
+from streamflow.memory.suballocator import SubAllocatorInfo
 from streamflow.memory.tracking import OutstandingAllocation, TrackingResourceAdaptor
 
 __all__ = [
     "AlignedResourceAdaptor",
+    "AllocateCallback",
+    "ArenaMemoryResource",
+    "BinningMemoryResource",
+    "Block",
+    "CallbackMemoryResource",
     "Counters",
+    "CudaAsyncManagedMemoryResource",
+    "CudaAsyncMemoryResource",
+    "CudaAsyncViewMemoryResource",
+    "CudaCoreMemoryResource",
+    "CudaMemoryResource",
+    "DeallocateCallback",
+    "DeviceMemoryResource",
     "FailureCallbackResourceAdaptor",
+    "FixedSizeMemoryResource",
     "LimitingResourceAdaptor",
+    "Location",
     "LogAction",
     "LogRecord",
     "LoggingResourceAdaptor",
+    "ManagedMemoryResource",
+    "MemoryAdvice",
     "OutstandingAllocation",
+    "PinnedHostMemoryResource",
+    "PolymorphicAllocator",
+    "PoolMemoryResource",
     "PrefetchResourceAdaptor",
+    "SamHeadroomMemoryResource",
     "Statistics",
     "StatisticsResourceAdaptor",
+    "StreamAllocatorAdaptor",
+    "SubAllocatorInfo",
+    "SystemMemoryResource",
     "TrackingResourceAdaptor",
+    "TypedAllocator",
     "UpstreamResourceAdaptor",
+    "default_resource",
+    "from_cuda_core",
     "read_log",
+    "to_cuda_core",
 ]

@@ -29,7 +29,7 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
 
     Attributes
     ----------
-    upstream : DeviceMemoryResource
+    upstream_mr : DeviceMemoryResource
     """
 
     def __init__(self, upstream_mr: DeviceMemoryResource, device: Any = None) -> None:
@@ -39,7 +39,7 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
                 f"found {upstream_mr!r}"
             )
         super().__init__(device)
-        self.upstream = upstream_mr
+        self.upstream_mr = upstream_mr
         self.is_device_accessible = upstream_mr.is_device_accessible
         self.is_host_accessible = upstream_mr.is_host_accessible
         self.is_stream_ordered = upstream_mr.is_stream_ordered
@@ -49,25 +49,20 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
                 f"device={mine}, but the upstream {upstream_mr!r} has its memory on device {below}"
             )
 
-    @property
-    def upstream_mr(self) -> DeviceMemoryResource:
-        """:attr:`upstream`, by RMM's name."""
-        return self.upstream
-
     def get_upstream(self) -> DeviceMemoryResource:
-        """:attr:`upstream`, by RMM's name."""
-        return self.upstream
+        """:attr:`upstream_mr`, as RMM has it."""
+        return self.upstream_mr
 
     @property
     def device(self) -> int | None:
         """The device's ordinal; None until it is known."""
         own = super().device
-        return self.upstream.device if own is None else own
+        return self.upstream_mr.device if own is None else own
 
     def trim(self) -> None:
         """Have the upstream give back what it keeps for later, as far as nothing uses it."""
         super().trim()
-        self.upstream.trim()
+        self.upstream_mr.trim()
 
     def is_equal(self, other: DeviceMemoryResource) -> bool:
         """Whether memory of one may be given back to the other."""
@@ -77,7 +72,7 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
             type(self) is type(other)
             and isinstance(other, UpstreamResourceAdaptor)
             and self._parameters() == other._parameters()
-            and self.upstream.is_equal(other.upstream)
+            and self.upstream_mr.is_equal(other.upstream_mr)
         )
 
     def _parameters(self) -> tuple[object, ...]:
@@ -92,11 +87,29 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
         )
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.upstream!r}>"
+        return f"<{type(self).__name__} of {self.upstream_mr!r}>"
 
     @property
     def _depth(self) -> int:
-        return 1 + self.upstream._depth
+        return 1 + self.upstream_mr._depth
+
+    # An adaptor keeps nothing for later, and the upstream is told of what concerns it.
+
+    def _reap(self) -> bool:
+        self._drain()
+        if self._is_dropped:
+            if not self._is_empty():
+                return False
+            self._on_space_closing()
+        return True
+
+    def _on_space_closing(self) -> None:
+        self._drain()
+        self._forget()
+        self._space = None
+
+    def _is_empty(self) -> bool:
+        return True
 
     def _known_space(self) -> Space:
         space = self._space
@@ -104,4 +117,4 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
             return space
         if self._device is not None:
             return find_space(self._device)
-        return self.upstream._known_space()
+        return self.upstream_mr._known_space()

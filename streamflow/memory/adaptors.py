@@ -82,7 +82,7 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
             charged = self._charged
             self._allocated_nbytes = allocated + size
         try:
-            inner = self.upstream.take(nbytes, alignment, place)
+            inner = self.upstream_mr.take(nbytes, alignment, place)
         except BaseException:
             self._uncharge(charged, size)
             raise
@@ -97,7 +97,7 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
             charged = self._charged
             size = charged.pop(piece, 0)
         try:
-            self.upstream.give(piece.inner, place)
+            self.upstream_mr.give(piece.inner, place)
         finally:
             self._uncharge(charged, size)
         if self._space is not None:
@@ -107,6 +107,9 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
         with self._lock:
             if charged is self._charged:  # else the device was closed meanwhile
                 self._allocated_nbytes -= nbytes
+
+    def _is_empty(self) -> bool:
+        return not self._charged
 
     def _forget(self) -> None:
         self._allocated_nbytes = 0
@@ -153,7 +156,7 @@ class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
         while True:
             try:
                 # The upstream's own piece: there is nothing to remember for the free.
-                return self.upstream.take(nbytes, alignment, place)
+                return self.upstream_mr.take(nbytes, alignment, place)
             except OutOfDeviceMemory as error:
                 if num_retries == self._max_retries:
                     error.add_note(f"after {num_retries} retries, the most that max_retries allows")
@@ -182,7 +185,7 @@ class PrefetchResourceAdaptor(UpstreamResourceAdaptor):
     """
 
     def _take(self, nbytes: int, alignment: int, place: Place) -> Piece:
-        piece = self.upstream.take(nbytes, alignment, place)
+        piece = self.upstream_mr.take(nbytes, alignment, place)
         backend = place.backend
         try:
             if not backend.memory_support().has_concurrent_managed_access:
@@ -194,7 +197,7 @@ class PrefetchResourceAdaptor(UpstreamResourceAdaptor):
                 )
                 place.num_calls += 1
         except BaseException:
-            self.upstream.give(piece, place)
+            self.upstream_mr.give(piece, place)
             raise
         return piece
 
@@ -234,10 +237,10 @@ class AlignedResourceAdaptor(UpstreamResourceAdaptor):
     def _take(self, nbytes: int, alignment: int, place: Place) -> Piece:
         wanted = max(alignment, self._alignment)
         if nbytes < self._threshold_nbytes or wanted <= ALIGNMENT:
-            return self.upstream.take(nbytes, alignment, place)
+            return self.upstream_mr.take(nbytes, alignment, place)
         # The upstream's block begins at a multiple of 256, so this much more is enough.
         size = checked_nbytes(_align_up(nbytes, wanted) + wanted - ALIGNMENT)
-        inner = self.upstream.take(size, ALIGNMENT, place)
+        inner = self.upstream_mr.take(size, ALIGNMENT, place)
         return Piece(
             self,
             _align_up(inner.address, wanted),
@@ -249,7 +252,7 @@ class AlignedResourceAdaptor(UpstreamResourceAdaptor):
 
     def _give(self, piece: Piece, place: Place) -> None:
         assert piece.inner is not None
-        self.upstream.give(piece.inner, place)
+        self.upstream_mr.give(piece.inner, place)
 
     def _parameters(self) -> tuple[object, ...]:
         return self._alignment, self._threshold_nbytes

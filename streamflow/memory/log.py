@@ -114,7 +114,7 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
 
     def _take(self, nbytes: int, alignment: int, place: Place) -> Piece:
         try:
-            inner = self.upstream.take(nbytes, alignment, place)
+            inner = self.upstream_mr.take(nbytes, alignment, place)
         except BaseException as error:
             try:
                 self._write(LogAction.ALLOCATE_FAILURE, 0, nbytes, place)
@@ -125,7 +125,7 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
         try:
             self._write(LogAction.ALLOCATE, inner.address, nbytes, place)
         except BaseException:
-            self.upstream.give(inner, place)
+            self.upstream_mr.give(inner, place)
             raise
         with self._lock:
             self._live.add(piece)
@@ -137,11 +137,14 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
             # First, as RMM does: who gets the address next writes after this.
             self._write(LogAction.FREE, piece.address, piece.nbytes, place)
         finally:
-            self.upstream.give(piece.inner, place)
+            self.upstream_mr.give(piece.inner, place)
             with self._lock:
                 self._live.discard(piece)
                 if self._is_closed and not self._live:
                     self._close_file()
+
+    def _is_empty(self) -> bool:
+        return not self._live
 
     def _forget(self) -> None:
         with self._lock:

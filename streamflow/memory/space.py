@@ -29,6 +29,9 @@ class Tenant(Protocol):
     def _depth(self) -> int:
         """How many resources lie below this one, one under the other."""
 
+    def _reap(self) -> bool:
+        """Free what was dropped. False where the resource was, too, and still holds something."""
+
     def _on_space_closing(self) -> None:
         """Give everything back: nothing on the device uses it any more. May block."""
 
@@ -42,6 +45,9 @@ class Space:
         The device's ordinal.
     tenants : WeakValueDictionary
         The resources that took memory here, each by its ``id``: equal ones are several.
+    dropped : deque of Tenant
+        Resources of which something was dropped, or that were dropped themselves: finalisers
+        put them here, :meth:`reap` frees what they hold (rule R12).
     listeners : list of callable
         Called from any thread when memory became free that was not before.
     """
@@ -51,12 +57,13 @@ class Space:
         self.index = backend.index
         self.is_virtual = backend.is_virtual
         self.tenants: WeakValueDictionary[int, Tenant] = WeakValueDictionary()
+        self.dropped: deque[Tenant] = deque()
         self.listeners: list[Callable[[], None]] = []
         self._backends: list[Backend] = []
         self._releaser = Releaser(f"streamflow-release-{backend.index}", self._after_release)
         self._events: deque[Any] = deque()
         self._lines: dict[int, Timeline] = {}  # of streams that no device of ours made
-        self._sync: Place | None = None
+        self._own: dict[str, Place] = {}
         self._lock = threading.Lock()
 
     @property
@@ -76,6 +83,10 @@ class Space:
     @property
     def is_open(self) -> bool:
         return bool(self._backends)
+
+    def has(self, backend: Backend | None) -> bool:
+        """Whether ``backend`` is one of the open ones."""
+        return backend is not None and any(one is backend for one in self._backends)
 
     def place(self, stream: Any) -> Place:
         """Where work goes that is given to ``stream``.
@@ -116,13 +127,21 @@ class Space:
 
     def sync_place(self) -> Place:
         """A stream of our own, for the calls that take none."""
-        backend = self.backend
+        return self._own_place("sync")
+
+    def release_place(self) -> Place:
+        """Another one, for frees that come after what is still running."""
+        return self._own_place("release")
+
+    def _own_place(self, name: str) -> Place:
         with self._lock:
-            if self._sync is None:
+            place = self._own.get(name)
+            if place is None or place.backend not in self._backends:  # its device was closed
+                backend = self.backend
                 stream = backend.create_stream()
-                line = Timeline(backend.stream_id(stream), stream, "sync")
-                self._sync = Place(backend, line)
-        return self._sync
+                line = Timeline(backend.stream_id(stream), stream, name)
+                place = self._own[name] = Place(backend, line)
+        return Place(place.backend, place.line)
 
     def take_event(self) -> Any:
         """An event for :class:`~streamflow.memory.order.StreamOrder`."""
@@ -147,6 +166,16 @@ class Space:
         """Until every action of :meth:`release` so far has ended."""
         self._releaser.wait_idle_blocking()
 
+    def reap(self) -> None:
+        """Free what was dropped, of every resource here. Takes their locks: hold none."""
+        for _ in range(len(self.dropped)):
+            try:
+                tenant = self.dropped.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            if not tenant._reap():
+                self.dropped.append(tenant)
+
     def freed(self) -> None:
         """Tell those who wait for memory that some came back. Any thread."""
         for listener in tuple(self.listeners):
@@ -158,16 +187,25 @@ class Space:
     def _close(self) -> None:
         """The last backend is about to close, and the device has drained."""
         # The outer ones first: each gives back to those below it.
-        for tenant in sorted(self.tenants.values(), key=lambda one: one._depth, reverse=True):
-            tenant._on_space_closing()
+        tenants = {id(tenant): tenant for tenant in (*self.tenants.values(), *self.dropped)}
+        errors: list[Exception] = []
+        for tenant in sorted(tenants.values(), key=lambda one: one._depth, reverse=True):
+            try:
+                tenant._on_space_closing()
+            except Exception as error:  # the others' memory is to go back all the same
+                errors.append(error)
         self.tenants.clear()
+        self.dropped.clear()
         self.wait_released_blocking()
         self._releaser.close()
         while self._events:
             self._events.pop().close()
-        if self._sync is not None:
-            self._sync.stream.close()
-            self._sync = None
+        for place in self._own.values():
+            if place.backend in self._backends:
+                place.stream.close()
+        self._own.clear()
+        if errors:
+            raise errors[0]
 
 
 class Place:

@@ -182,7 +182,7 @@ class StatisticsResourceAdaptor(UpstreamResourceAdaptor):
         _PUSHED.set(tuple(other for other in _PUSHED.get() if other is not counters))
 
     def _take(self, nbytes: int, alignment: int, place: Place) -> Piece:
-        inner = self.upstream.take(nbytes, alignment, place)
+        inner = self.upstream_mr.take(nbytes, alignment, place)
         piece = self._wrap(inner, nbytes, alignment)
         charged = (self._whole, *(each for each in _PUSHED.get() if each._key is self._key))
         with self._lock:
@@ -196,7 +196,10 @@ class StatisticsResourceAdaptor(UpstreamResourceAdaptor):
         with self._lock:
             for counters in self._charged.pop(piece, ()):
                 counters._subtract(piece.nbytes)
-        self.upstream.give(piece.inner, place)
+        self.upstream_mr.give(piece.inner, place)
+
+    def _is_empty(self) -> bool:
+        return not self._charged
 
     def _forget(self) -> None:
         """The device was closed, which freed all."""

@@ -81,7 +81,7 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
         )
 
     def _take(self, nbytes: int, alignment: int, place: Place) -> Piece:
-        inner = self.upstream.take(nbytes, alignment, place)
+        inner = self.upstream_mr.take(nbytes, alignment, place)
         frame = caller(2)
         stack: tuple[FrameSummary, ...] = ()
         if self._captures_stacks:  # source lines are looked up when somebody reads them
@@ -103,7 +103,10 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
                 )
             self._outstanding_nbytes -= piece.nbytes
         assert piece.inner is not None
-        self.upstream.give(piece.inner, place)
+        self.upstream_mr.give(piece.inner, place)
+
+    def _is_empty(self) -> bool:
+        return not self._outstanding
 
     def _forget(self) -> None:
         with self._lock:

@@ -14,7 +14,7 @@ from typing import Any
 
 from streamflow.backends import register_backend
 from streamflow.backends.base import DeviceProperties, PoolInfo
-from streamflow.backends.sim import pinned
+from streamflow.backends.sim import host_memory
 from streamflow.config import Settings
 from streamflow.errors import DeviceError, StreamflowError
 
@@ -149,10 +149,10 @@ class NullBackend:
             raise AssertionError
 
     def allocate_pinned_blocking(self, nbytes: int, /) -> int:
-        return pinned.allocate(nbytes)
+        return host_memory.allocate(nbytes)
 
     def free_pinned_blocking(self, address: int, /) -> None:
-        pinned.free(address)
+        host_memory.free(address)
 
     def copy_h2d(self, dst: int, src: int, nbytes: int, stream: Any, /) -> None:
         pass

@@ -16,7 +16,7 @@ import uvloop
 from anyio.lowlevel import checkpoint
 
 import streamflow as sf
-from streamflow.backends.sim import pinned
+from streamflow.backends.sim import host_memory
 
 sys.path.append(str(Path(__file__).parent))
 from public_calls import nothing, public_calls
@@ -447,10 +447,10 @@ def check_reclaim(ended, run, monkeypatch):
         ended.dev.zeros(4)
     del core
     ended.dev = ended.ops = ended.array = ended.gate = ended.task = None
-    num_pinned = pinned.num_blocks()
+    num_pinned = host_memory.num_blocks()
     ended.result = None  # left to the reaper: the device that is entered next unpins it
     ended.enter_another(run)
-    assert pinned.num_blocks() < num_pinned
+    assert host_memory.num_blocks() < num_pinned
     gc.collect()
     assert [core() for core in ended.cores] == [None, None]
     assert ended.worlds() is None

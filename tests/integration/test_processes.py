@@ -124,8 +124,8 @@ def test_c44_locks_that_other_threads_held_do_not_block_a_fork(program: Program)
                 from streamflow.scheduler import guards
                 locks += [poller._lock, registry._lock, guards._lock]
                 if BACKEND == "sim":
-                    from streamflow.backends.sim import pinned, worlds
-                    locks += [core.backend.world.lock, pinned._lock, worlds._lock]
+                    from streamflow.backends.sim import host_memory, worlds
+                    locks += [core.backend.world.lock, host_memory._lock, worlds._lock]
                 held, forked = threading.Event(), threading.Event()
 
                 def hold():

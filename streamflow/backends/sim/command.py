@@ -18,10 +18,10 @@ from streamflow.backends.sim.checksum import checksum
 from streamflow.backends.sim.kernel import SimArray
 
 if TYPE_CHECKING:
+    from streamflow.backends.sim.block import Block
+    from streamflow.backends.sim.host_memory import HostBlock
     from streamflow.backends.sim.kernel import SimKernel
     from streamflow.backends.sim.machine import Engine, Gpu
-    from streamflow.backends.sim.memory import Block
-    from streamflow.backends.sim.pinned import PinnedBlock
     from streamflow.backends.sim.stream import SimStream
     from streamflow.backends.sim.uses import Shadow, Use
 
@@ -37,6 +37,7 @@ __all__ = [
     "GateCommand",
     "Launch",
     "Mark",
+    "Prefetch",
     "Wait",
 ]
 
@@ -57,7 +58,7 @@ class Command:
         What it occupies while it runs; None for instant commands.
     injected : BaseException or None
         A fault asked for through the controls: raised in place of running.
-    pinned : PinnedBlock or None
+    pinned : HostBlock or None
         Host memory in use until it has ended.
     is_movable : bool
         Whether a schedule may hold it back, and logs show it: it does something by itself.
@@ -70,7 +71,7 @@ class Command:
         self.stream = stream
         self.engine = engine
         self.injected: BaseException | None = None
-        self.pinned: PinnedBlock | None = None
+        self.pinned: HostBlock | None = None
 
     @property
     def label(self) -> str:
@@ -147,7 +148,9 @@ class Launch(Command):
         bound: list[Any] = []
         for arg, is_read_only in zip(args, self.kernel.is_read_only, strict=True):
             if isinstance(arg, SimArray):
-                array = memory.array_at(arg.address, arg.shape, arg.dtype, arg.nbytes)
+                array = memory.array_at(
+                    arg.address, arg.shape, arg.dtype, arg.nbytes, not is_read_only
+                )
                 if is_read_only:
                     array.flags.writeable = False
                 bound.append(array)
@@ -238,7 +241,7 @@ class CopyD2H(_Copy):
         assert self.pinned is not None
         return (
             self.pinned.bytes_at(self.dst, self.nbytes),
-            self.stream.gpu.memory.bytes_at(self.src, self.nbytes),
+            self.stream.gpu.memory.bytes_at(self.src, self.nbytes, False),
         )
 
     def touches(self) -> list[Touch]:
@@ -254,7 +257,8 @@ class CopyD2D(_Copy):
 
     def bind(self) -> tuple[Any, ...]:
         memory = self.stream.gpu.memory
-        return memory.bytes_at(self.dst, self.nbytes), memory.bytes_at(self.src, self.nbytes)
+        dst = memory.bytes_at(self.dst, self.nbytes)
+        return dst, memory.bytes_at(self.src, self.nbytes, False)
 
     def touches(self) -> list[Touch]:
         gpu = self.stream.gpu
@@ -287,7 +291,7 @@ class CopyPeer(_Copy):
     def bind(self) -> tuple[Any, ...]:
         return (
             self.dst_gpu.memory.bytes_at(self.dst, self.nbytes),
-            self.src_gpu.memory.bytes_at(self.src, self.nbytes),
+            self.src_gpu.memory.bytes_at(self.src, self.nbytes, False),
         )
 
     def touches(self) -> list[Touch]:
@@ -410,7 +414,25 @@ class Free(Command):
 
     def settle(self, now_s: float) -> bool:
         block = self.block
-        self.stream.gpu.memory.on_free(block)
-        if block.generation == self.generation:  # not handed out again since
+        memory = self.stream.gpu.memory
+        memory.on_free(block)
+        if block.pool is None:
+            memory.release(block)
+        elif block.generation == self.generation:  # not handed out again since
             block.pool.on_free_run(block)
         return True
+
+
+class Prefetch(Command):
+    """Memory that both sides reach is moved. Where it is is not modelled: it takes no time."""
+
+    __slots__ = ("address", "nbytes")
+    label = "prefetch"
+
+    def __init__(self, stream: SimStream, engine: Engine, address: int, nbytes: int) -> None:
+        super().__init__(stream, engine)
+        self.address = address
+        self.nbytes = nbytes
+
+    def bind(self) -> tuple[Any, ...]:
+        return (self.stream.gpu.memory.bytes_at(self.address, self.nbytes, False),)

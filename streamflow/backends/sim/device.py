@@ -14,26 +14,25 @@ from streamflow.backends.base import (
     DeviceProperties,
     KernelSpec,
     Parameter,
-    PoolInfo,
 )
-from streamflow.backends.sim import pinned
+from streamflow.backends.sim import host_memory
 from streamflow.backends.sim.checksum import checksum
 from streamflow.backends.sim.command import (
-    Allocate,
     Command,
     CopyD2D,
     CopyD2H,
     CopyH2D,
     CopyPeer,
     Fill,
-    Free,
     Launch,
 )
 from streamflow.backends.sim.controls import Controls
 from streamflow.backends.sim.event import SimEvent
 from streamflow.backends.sim.kernel import LaunchConfig, SimArray, SimKernel
 from streamflow.backends.sim.machine import Gpu
+from streamflow.backends.sim.memory_verbs import MemoryVerbs
 from streamflow.backends.sim.pool import SimPool
+from streamflow.backends.sim.pool_verbs import PoolVerbs
 from streamflow.backends.sim.stream import SimStream
 from streamflow.backends.sim.worlds import enter_world, leave_world
 from streamflow.config import Settings
@@ -71,7 +70,7 @@ def open_device(index: int, settings: Settings, loop_key: object) -> SimDevice:
     return SimDevice(index, settings, loop_key)
 
 
-class SimDevice:
+class SimDevice(MemoryVerbs, PoolVerbs):
     """One open simulated device. See :class:`streamflow.backends.base.Backend`.
 
     Attributes
@@ -147,6 +146,8 @@ class SimDevice:
             for stream in mine:
                 gpu.streams.discard(stream)
             for pool in self._pools:
+                if gpu.current_pool is pool:
+                    gpu.current_pool = None
                 pool.abandon()
                 if pool in gpu.pools:
                     gpu.pools.remove(pool)
@@ -199,80 +200,15 @@ class SimDevice:
         self._check()
         return (end.time_s() - start.time_s()) * 1e3
 
-    # -- memory ------------------------------------------------------------------
-
-    def create_pool(self, *, release_threshold_nbytes: int, max_nbytes: int = 0) -> SimPool:
-        self.counts["create_pool"] += 1
-        self._check()
-        with self.world.lock:
-            pool = SimPool(self.gpu, release_threshold_nbytes, max_nbytes)
-            self.gpu.pools.append(pool)
-            self._pools.append(pool)
-        return pool
-
-    def destroy_pool(self, pool: SimPool, /) -> None:
-        self.counts["destroy_pool"] += 1
-        with self.world.lock:
-            if not pool.is_destroyed:
-                pool.destroy()
-
-    def pool_info(self, pool: SimPool, /) -> PoolInfo:
-        self.counts["pool_info"] += 1
-        with self.world.lock:
-            return pool.info()
-
-    def trim_pool(self, pool: SimPool, min_nbytes_to_keep: int, /) -> None:
-        self.counts["trim_pool"] += 1
-        self._check()
-        with self.world.lock:
-            pool.release_to(min_nbytes_to_keep)
-
-    def allocate(self, pool: SimPool, nbytes: int, stream: SimStream, /) -> int:
-        self.counts["allocate"] += 1
-        if nbytes < 1:
-            raise ValueError(f"a device allocation needs at least 1 byte, found {nbytes}")
-        with self.world.lock:
-            self._check_stream(stream)
-            injected = self._consult_rules("allocate", "allocate")
-            block = pool.take(nbytes, stream)
-            command = Allocate(stream, block, nbytes)
-            command.injected = injected
-            if self.world.races is not None:
-                block.shadow = self.world.races.allocated(command, nbytes)
-            self.world.submit(command)
-        return block.address
-
-    def deallocate(self, address: int, stream: SimStream, /) -> None:
-        self.counts["deallocate"] += 1
-        with self.world.lock:
-            self._check_stream(stream)
-            block = self.gpu.memory.block_at(address)
-            if block is None or not block.used_nbytes:
-                raise DeviceError(f"{address:#x} is not allocated on device {self.index}")
-            command = Free(stream, block)
-            command.injected = self._consult_rules("free", "free")
-            if self.world.races is not None and block.shadow is not None:
-                self.world.races.freed(command, block.shadow)
-            block.pool.give(block, stream, stream.num_submitted + 1)
-            self.world.submit(command)
-
-    def allocate_pinned_blocking(self, nbytes: int, /) -> int:
-        self.counts["allocate_pinned_blocking"] += 1
-        return pinned.allocate(nbytes)
-
-    def free_pinned_blocking(self, address: int, /) -> None:
-        self.counts["free_pinned_blocking"] += 1
-        pinned.free(address)
-
     # -- work ----------------------------------------------------------------------
 
     def copy_h2d(self, dst: int, src: int, nbytes: int, stream: SimStream, /) -> None:
         self.counts["copy_h2d"] += 1
         _check_nbytes(nbytes)
         command = CopyH2D(stream, self.gpu.h2d, dst, src, nbytes)
-        command.pinned = block = pinned.hold(src, nbytes)
+        command.pinned = block = host_memory.hold(src, nbytes)
         races = self.world.races
-        if races is not None:
+        if races is not None and block.pool is None:  # else what is there may yet be allocated
             start = src - block.address
             reader = races.watched(command, block.shadow, start, start + nbytes)
             if reader is not None:
@@ -283,7 +219,7 @@ class SimDevice:
         self.counts["copy_d2h"] += 1
         _check_nbytes(nbytes)
         command = CopyD2H(stream, self.gpu.d2h, dst, src, nbytes)
-        command.pinned = pinned.hold(dst, nbytes)
+        command.pinned = host_memory.hold(dst, nbytes)
         self._submit_pinned("copy_d2h", command)
 
     def copy_d2d(self, dst: int, src: int, nbytes: int, stream: SimStream, /) -> None:
@@ -377,21 +313,6 @@ class SimDevice:
         return self.is_virtual and self.world.skip_to(num_busy_workers, time_s, may_jump)
 
     # -- checks ------------------------------------------------------------------------
-
-    def _check(self) -> None:
-        if self.stop is not None:
-            raise self.stop()
-
-    def _check_stream(self, stream: SimStream) -> None:
-        if self.stop is not None:
-            raise self.stop()
-        if stream.is_closed:
-            raise Closed(f"stream {stream.id} is closed")
-        if stream.device is not self:
-            raise ValueError(f"stream {stream.id} belongs to another device than {self.index}")
-
-    def _consult_rules(self, kind: str, label: str) -> BaseException | None:
-        return self._controls.on_submit(kind, label) if self._controls.rules else None
 
     def _submit(self, kind: str, command: Command) -> None:
         """Queue work; the world's state is unchanged if it raises."""

@@ -22,6 +22,7 @@ from weakref import WeakSet
 
 from streamflow.backends.sim.cost import CostModel
 from streamflow.backends.sim.memory import AddressSpace
+from streamflow.backends.sim.pool import SimPool
 from streamflow.backends.sim.races import RaceChecker, Watcher
 from streamflow.backends.sim.wall import EngineThreads
 from streamflow.errors import DeviceError, DeviceLost
@@ -29,7 +30,6 @@ from streamflow.errors import DeviceError, DeviceLost
 if TYPE_CHECKING:
     from streamflow.backends.sim.command import Command, GateCommand
     from streamflow.backends.sim.device import SimDevice
-    from streamflow.backends.sim.pool import SimPool
     from streamflow.backends.sim.predict import ContendedCost
     from streamflow.backends.sim.races import Place
     from streamflow.backends.sim.schedule import Schedule
@@ -114,6 +114,7 @@ class Gpu:
             index,
             options.memory_nbytes,
             _POISON_VIRTUAL_NBYTES if world.is_virtual else _POISON_WALL_NBYTES,
+            world.gpus,
         )
         self.h2d = Engine(self, "h2d", 1)
         self.d2h = self.h2d if options.copy_engines == 1 else Engine(self, "d2h", 1)
@@ -123,8 +124,19 @@ class Gpu:
         self.devices: list[SimDevice] = []
         self.pools: list[SimPool] = []
         self.next_pool = count().__next__
+        self._default_pool: SimPool | None = None
+        self.current_pool: SimPool | None = None  # None: the default one
         # Weak: a stream with work left is held by what will make it go on.
         self.streams: WeakSet[SimStream] = WeakSet()
+
+    @property
+    def default_pool(self) -> SimPool:
+        """The one that is always there, and that nothing of ours changes."""
+        pool = self._default_pool
+        if pool is None:
+            pool = self._default_pool = SimPool(self, 0, 0, number=-1)
+            self.pools.append(pool)
+        return pool
 
     def engines(self) -> tuple[Engine, ...]:
         """Whatever runs work."""

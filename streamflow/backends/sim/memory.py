@@ -1,81 +1,42 @@
-"""The address space of one simulated device, and the host memory behind it.
+"""The address space of one simulated device.
 
 Addresses lie far above what a process can map, so one is never a valid host pointer by
 accident; every device has a range of its own. An address is never handed to a second
-block, and blocks lie apart, so running off the end of one is seen.
+block, and blocks lie apart, so running off the end of one is seen. Other devices' memory and
+the host's, which a device may reach as well, are looked up where they are kept.
 """
 
 from __future__ import annotations
 
-import mmap
 from bisect import bisect_right
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from streamflow.errors import OutOfDeviceMemory
+from streamflow.backends.sim import host_memory
+from streamflow.backends.sim.block import (
+    ALIGNMENT,
+    Block,
+    Bytes,
+    IllegalAddress,
+    map_host,
+    round_up,
+)
 
 if TYPE_CHECKING:
+    from streamflow.backends.sim.machine import Gpu
     from streamflow.backends.sim.pool import SimPool
     from streamflow.backends.sim.uses import Shadow
 
-__all__ = ["ALIGNMENT", "AddressSpace", "Block", "IllegalAddress", "round_up"]
+__all__ = ["AddressSpace", "Block", "IllegalAddress", "round_up"]
 
-ALIGNMENT = 512
 _RANGE_SHIFT = 52
 """Each device owns 4 PiB of addresses; bit 52 and up are outside any host's user space."""
-_LAZY_NBYTES = 64 << 20
-"""Above this, memory is mapped without reserving it: only pages that are touched cost."""
 _EDGE_NBYTES = 4096
 _ALLOCATED = 0xA5
 _FREED = 0xDD
-
-_Bytes = npt.NDArray[np.uint8]
-
-
-class IllegalAddress(Exception):
-    """An op touched device memory that isn't there. Becomes a sticky fault."""
-
-
-def round_up(nbytes: int) -> int:
-    """The next multiple of the allocation granularity."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-class Block:
-    """A stretch of device memory owned by one pool.
-
-    ``is_live`` and ``nbytes`` change when an allocation or a free *runs* on its stream:
-    they are what a kernel at that moment may touch. ``used_nbytes`` is what the pool counts
-    from the calls, ``generation`` how often it was handed out, ``free_position`` the latest
-    free's place in its stream. ``shadow`` is the race checker's.
-    """
-
-    __slots__ = (
-        "address",
-        "backing",
-        "capacity",
-        "free_position",
-        "generation",
-        "is_live",
-        "nbytes",
-        "pool",
-        "shadow",
-        "used_nbytes",
-    )
-
-    def __init__(self, address: int, capacity: int, backing: _Bytes, pool: SimPool) -> None:
-        self.address = address
-        self.capacity = capacity
-        self.backing = backing
-        self.pool = pool
-        self.nbytes = 0
-        self.used_nbytes = 0
-        self.generation = 0
-        self.is_live = False
-        self.free_position = 0
-        self.shadow: Shadow | None = None
 
 
 class AddressSpace:
@@ -90,12 +51,22 @@ class AddressSpace:
     poison_nbytes : int
         Blocks up to this size are overwritten whole when allocated (0xA5) and freed
         (0xDD); larger ones on their first and last 4 KiB only.
+    gpus : mapping of int to Gpu
+        The devices whose memory it may reach, by ordinal.
     """
 
-    def __init__(self, index: int, total_nbytes: int, poison_nbytes: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        total_nbytes: int,
+        poison_nbytes: int,
+        gpus: Mapping[int, Gpu] | None = None,
+    ) -> None:
+        self.index = index
         self.total_nbytes = total_nbytes
         self.reserved_nbytes = 0
         self._poison_nbytes = poison_nbytes
+        self._gpus: Mapping[int, Gpu] = {} if gpus is None else gpus
         self._next = (index + 1) << _RANGE_SHIFT
         self._blocks: dict[int, Block] = {}
         self._addresses: list[int] = []  # ascending: addresses only grow
@@ -104,28 +75,24 @@ class AddressSpace:
     def free_nbytes(self) -> int:
         return self.total_nbytes - self.reserved_nbytes
 
-    def reserve(self, capacity: int, pool: SimPool) -> Block:
+    def reserve(self, capacity: int, pool: SimPool | None) -> Block:
         """Take ``capacity`` bytes (a multiple of 512) from the device for ``pool``."""
-        try:
-            backing = _map_host(capacity)
-        except (MemoryError, OSError, ValueError, OverflowError) as error:
-            raise OutOfDeviceMemory(
-                f"the simulator's host could not map {capacity} bytes to stand for device memory"
-            ) from error
+        backing = map_host(capacity)
         address = self._next
         self._next += capacity + ALIGNMENT
-        block = Block(address, capacity, backing, pool)
+        block = Block(address, capacity, backing, pool, self.index)
         self._blocks[address] = block
         self._addresses.append(address)
         self.reserved_nbytes += capacity
         return block
 
     def block_at(self, address: int) -> Block | None:
-        """The block that starts at ``address``."""
-        return self._blocks.get(address)
+        """The block that starts at ``address``, here, on another device or on the host."""
+        block = self.nearest(address)
+        return block if block is not None and block.address == address else None
 
     def blocks(self) -> list[Block]:
-        """Every block, by address."""
+        """Every block of the device's own, by address."""
         return [self._blocks[address] for address in self._addresses]
 
     def release(self, block: Block) -> None:
@@ -146,59 +113,60 @@ class AddressSpace:
         block.is_live = False
         self._poison(block, _FREED)
 
-    def bytes_at(self, address: int, nbytes: int) -> _Bytes:
+    def bytes_at(self, address: int, nbytes: int, is_write: bool = True) -> Bytes:
         """The memory behind ``nbytes`` bytes from ``address``, writable.
 
         Raises
         ------
         IllegalAddress
-            Some of it is not allocated at this moment.
+            Some of it is not allocated at this moment, or not to be touched from here.
         """
-        block, offset = self._find(address, nbytes)
+        block, offset = self._find(address, nbytes, is_write)
         return block.backing[offset : offset + nbytes]
 
     def array_at(
-        self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int
+        self,
+        address: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        nbytes: int,
+        is_write: bool = True,
     ) -> npt.NDArray[Any]:
-        """An ndarray over device memory, writable; checked like :meth:`bytes_at`."""
+        """An ndarray over memory, writable; checked like :meth:`bytes_at`."""
         if not nbytes:  # no memory behind it: any address will do
             return np.empty(shape, dtype)
-        block, offset = self._find(address, nbytes)
+        block, offset = self._find(address, nbytes, is_write)
         if address % dtype.alignment:
             raise IllegalAddress(f"misaligned address {address:#x} for {dtype}")
         return np.ndarray(shape, dtype, block.backing, offset)
 
     def shadow_at(self, address: int) -> tuple[Shadow, int] | None:
         """What the race checker knows of the memory at ``address``, and the offset there."""
-        block = self._nearest(address)
+        block = self.nearest(address)
         if block is None or block.shadow is None:
             return None
         return block.shadow, address - block.address
 
-    def _nearest(self, address: int) -> Block | None:
+    def nearest(self, address: int) -> Block | None:
+        """The block that ``address`` lies in, or the last one before it."""
         block = self._blocks.get(address)
         if block is None:
-            at = bisect_right(self._addresses, address) - 1
-            if at >= 0:
-                block = self._blocks[self._addresses[at]]
+            owner = (address >> _RANGE_SHIFT) - 1
+            if owner == self.index:
+                at = bisect_right(self._addresses, address) - 1
+                return self._blocks[self._addresses[at]] if at >= 0 else None
+            if owner < 0:
+                return host_memory.find(address)
+            gpu = self._gpus.get(owner)
+            return None if gpu is None else gpu.memory.nearest(address)
         return block
 
-    def _find(self, address: int, nbytes: int) -> tuple[Block, int]:
-        block = self._nearest(address)
+    def _find(self, address: int, nbytes: int, is_write: bool) -> tuple[Block, int]:
+        block = self.nearest(address)
         # Past the end but within the gap to the next block counts as out of bounds.
         if block is None or address - block.address >= block.capacity + ALIGNMENT:
             raise IllegalAddress(f"illegal address {address:#x}: never allocated on this device")
-        offset = address - block.address
-        if not block.is_live:
-            raise IllegalAddress(
-                f"illegal address {address:#x}: its allocation has not run yet, or it was freed"
-            )
-        if offset + nbytes > block.nbytes:
-            raise IllegalAddress(
-                f"illegal address: {nbytes} bytes from {address:#x} (offset {offset}) run past "
-                f"the end of an allocation of {block.nbytes} bytes"
-            )
-        return block, offset
+        return block, block.check(address, nbytes, self.index, is_write)
 
     def _poison(self, block: Block, pattern: int) -> None:
         backing, nbytes = block.backing, block.nbytes
@@ -207,12 +175,3 @@ class AddressSpace:
         else:
             backing[:_EDGE_NBYTES] = pattern
             backing[nbytes - _EDGE_NBYTES : nbytes] = pattern
-
-
-def _map_host(nbytes: int) -> _Bytes:
-    if nbytes <= _LAZY_NBYTES:
-        return np.empty(nbytes, np.uint8)
-    if hasattr(mmap, "MAP_ANONYMOUS"):
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
-        return np.frombuffer(mmap.mmap(-1, nbytes, flags=flags), np.uint8)
-    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)

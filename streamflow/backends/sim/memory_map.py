@@ -37,9 +37,9 @@ class MemoryRow:
     capacity_nbytes : int
         What it takes of the device.
     state : MemoryState
-    pool : int
+    pool : int or None
         Its pool's number on the device, in the order they were made. A ``Device``'s own is
-        the first that it makes.
+        the first that it makes; -1 is the device's default pool. None for memory of no pool.
     generation : int
         How often it was handed out.
     """
@@ -48,13 +48,14 @@ class MemoryRow:
     nbytes: int
     capacity_nbytes: int
     state: MemoryState
-    pool: int
+    pool: int | None
     generation: int
 
     def __str__(self) -> str:
+        whose = "no pool" if self.pool is None else f"pool {self.pool}"
         return (
             f"{self.address:#x} {self.nbytes:>12} of {self.capacity_nbytes:>12} bytes, "
-            f"{self.state.value} (pool {self.pool}, use {self.generation})"
+            f"{self.state.value} ({whose}, use {self.generation})"
         )
 
 
@@ -77,7 +78,7 @@ def read_memory_map(gpu: Gpu) -> tuple[MemoryRow, ...]:
                 block.used_nbytes,
                 block.capacity,
                 state,
-                block.pool.number,
+                None if block.pool is None else block.pool.number,
                 block.generation,
             )
         )

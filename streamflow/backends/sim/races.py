@@ -20,7 +20,7 @@ from streamflow.backends.base import Doing
 from streamflow.backends.origin import describe
 from streamflow.backends.sim.checksum import sampled_checksum
 from streamflow.backends.sim.report import Race, RaceKind, RacingOp
-from streamflow.backends.sim.uses import Segment, Shadow, Use
+from streamflow.backends.sim.uses import HostUse, Segment, Shadow, Use
 
 if TYPE_CHECKING:
     from streamflow.backends.sim.command import Command
@@ -232,14 +232,14 @@ class RaceChecker(Watcher):
 
     # -- memory ------------------------------------------------------------------------------
 
-    def allocated(self, command: Command, nbytes: int) -> Shadow:
-        """A new allocation.
+    def allocated(self, command: Command, nbytes: int, device_index: int | None) -> Shadow:
+        """A new allocation, of a device's memory, or the host's.
 
         That its memory was freed earlier orders nothing else: which block a pool hands out is
         luck.
         """
         self.entered(command.stream)
-        return Shadow(nbytes, Use(self, command, "allocates"), command.stream.gpu.index)
+        return Shadow(nbytes, Use(self, command, "allocates"), device_index)
 
     def freed(self, command: Command, shadow: Shadow) -> None:
         """A free, which must come after every use."""
@@ -255,6 +255,22 @@ class RaceChecker(Watcher):
                     if other is not None and not self._is_before(other, stream):
                         self._tell(RaceKind.USE_AFTER_FREE, other, use, index, start, segment.stop)
             shadow.freed = use
+
+    def unordered(self, nbytes: int, device_index: int) -> Shadow:
+        """Memory that every stream may use at once."""
+        return Shadow(nbytes, None, device_index)
+
+    def freed_by_host(self, shadow: Shadow, device_index: int) -> None:
+        """A free that waits for nothing: the caller must have seen every use end."""
+        actor, use = self.actor(), HostUse(self, "free", "frees")
+        if shadow.allocated is not None and not self._is_over(shadow.allocated, actor):
+            self._tell_dead(shadow, use, 0, shadow.nbytes, device_index)
+        for start, segment in zip(shadow.starts, shadow.segments, strict=True):
+            for other in (segment.write, *segment.reads.values()):
+                if other is not None and not self._is_over(other, actor):
+                    kind = RaceKind.USE_AFTER_FREE
+                    self._tell(kind, other, use, device_index, start, segment.stop)
+        shadow.freed = use
 
     def used(self, command: Command) -> None:
         """``command`` is about to be submitted: look at all it touches."""
@@ -338,7 +354,7 @@ class RaceChecker(Watcher):
                 segment.reads[stream.id] = use
                 if len(segment.reads) > self._num_known_max:
                     segment.reads = {i: r for i, r in segment.reads.items() if i in self._known}
-        if reads and unwritten is not None and not shadow.is_pinned:
+        if reads and unwritten is not None and not shadow.is_opaque:
             self._tell(RaceKind.NEVER_WRITTEN, shadow.allocated, use, gpu, *unwritten)
         if writes:
             segments[first:last] = [Segment(segments[last - 1].stop, use, {})]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.command import Command
     from streamflow.backends.sim.races import RaceChecker
 
-__all__ = ["Segment", "Shadow", "Use"]
+__all__ = ["HostUse", "Segment", "Shadow", "Use"]
 
 _NUM_SEGMENTS_MAX = 1024
 
@@ -54,6 +54,24 @@ class Use:
             self.label, self.code, self.lasti = doing
 
 
+class HostUse(Use):
+    """What the host does with memory itself, in the thread that calls now."""
+
+    __slots__ = ()
+
+    def __init__(self, checker: RaceChecker, label: str, verb: str) -> None:
+        self.stream_id = self.position = 0
+        self.stream_name = "the host"
+        self.world = checker.serial
+        self.verb = verb
+        doing = checker.doing()
+        if doing is None:
+            frame = caller(3)
+            self.label, self.code, self.lasti = label, frame.f_code, frame.f_lasti
+        else:
+            self.label, self.code, self.lasti = doing
+
+
 class _Over(Use):
     """A write that everything comes after."""
 
@@ -78,17 +96,18 @@ class Segment:
 
 
 class Shadow:
-    """The uses of one allocation, or of one pinned block.
+    """The uses of one allocation, or of one block of the host's.
 
-    ``is_pinned``: the host writes there unseen, so nothing counts as never written. ``device``
-    is the index of the device whose memory it is; None for the host's.
+    ``is_opaque``: the host may write there unseen, or nothing tells when it was allocated, so
+    nothing counts as never written. ``device`` is the index of the device whose memory it is;
+    None for the host's.
     """
 
     __slots__ = (
         "allocated",
         "device",
         "freed",
-        "is_pinned",
+        "is_opaque",
         "nbytes",
         "num_max",
         "segments",
@@ -101,7 +120,7 @@ class Shadow:
         self.nbytes = nbytes
         self.device = device
         self.allocated = allocated
-        self.is_pinned = allocated is None
+        self.is_opaque = allocated is None or device is None
         self.freed: Use | None = None
         self.starts = [0]
         self.segments = [Segment(nbytes, None, {})]

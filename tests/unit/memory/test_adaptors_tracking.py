@@ -93,7 +93,7 @@ def test_cr6_cyclic_garbage_with_the_collector_at_every_allocation(ground: Groun
     stream = ground.stream()
     upstream = Upstream(device=0)
     statistics = StatisticsResourceAdaptor(TrackingResourceAdaptor(upstream))
-    tracking = statistics.upstream
+    tracking = statistics.upstream_mr
     assert isinstance(tracking, TrackingResourceAdaptor)
 
     class Node:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamflow.backends.base import Access, KernelSpec, Parameter
-from streamflow.backends.sim import open_device, pinned
+from streamflow.backends.sim import host_memory, open_device
 from streamflow.backends.sim.device import SimDevice
 from streamflow.config import Settings, SimOptions
 
@@ -83,7 +83,7 @@ class Lab:
     def close(self) -> None:
         self.device.close()
         for address in self._pinned:
-            pinned.free(address)
+            host_memory.free(address)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def settings() -> Settings:
 def open_lab(settings: Settings) -> Iterator[Callable[..., Lab]]:
     """Open labs: ``open_lab(index=0, key="loop", **settings)``; all are closed at the end."""
     labs: list[Lab] = []
-    num_before = pinned.num_blocks()
+    num_before = host_memory.num_blocks()
 
     def open_one(index: int = 0, key: object = "loop", **changes: Any) -> Lab:
         options = SimOptions(**{"clock": "virtual", "memory_nbytes": 1 << 30, **changes})
@@ -105,7 +105,7 @@ def open_lab(settings: Settings) -> Iterator[Callable[..., Lab]]:
     yield open_one
     for lab in labs:
         lab.close()
-    assert pinned.num_blocks() == num_before
+    assert host_memory.num_blocks() == num_before
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from streamflow.backends.sim import pinned
+from streamflow.backends.sim import host_memory
 from streamflow.config import Settings, SimOptions
 
 LAUNCH, ARGUMENT, RECORD, WAIT, SYNC, QUERY = 3e-6, 1e-7, 5e-7, 4e-7, 6e-6, 2e-7
@@ -279,10 +279,10 @@ def test_what_a_worker_submits_starts_when_the_host_last_saw_a_completion(predic
 def test_closing_drops_what_is_on_its_way(predicting):
     lab = predicting()
     stream = lab.stream()
-    host = pinned.allocate(4096)
+    host = host_memory.allocate(4096)
     lab.device.copy_h2d(lab.allocate(stream, 4096), host, 4096, stream)
     lab.device.close()
-    pinned.free(host)  # refused while a copy may still read it
+    host_memory.free(host)  # refused while a copy may still read it
 
 
 def test_ties_of_one_moment_are_the_seeds(open_lab):

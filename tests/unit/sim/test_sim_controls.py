@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from streamflow.backends.base import Backend, KernelSpec
+from streamflow.backends.memory import Location, MemoryAdvice, PoolAccess, PoolAttribute
 from streamflow.backends.sim.controls import FAIL_KINDS
 from streamflow.errors import DeviceError, DeviceLost, LaunchFailed, OutOfDeviceMemory
 
@@ -256,7 +257,23 @@ def test_every_verb_of_the_protocol_counts_under_its_name(lab, sim, submits):
     pool = device.create_pool(release_threshold_nbytes=0)
     device.pool_info(pool)
     device.trim_pool(pool, 0)
+    device.set_pool_attribute(pool, PoolAttribute.USED_HIGH, 0)
+    device.pool_attribute(pool, PoolAttribute.USED_HIGH)
+    device.can_access_peer(1)
+    device.pool_access(pool, 1)
+    device.set_pool_access_blocking(pool, 1, PoolAccess.READ_WRITE)
+    device.set_current_pool(device.current_pool())
+    device.default_pool()
     device.destroy_pool(pool)
+    device.memory_support()
+    device.free_linear_blocking(device.allocate_linear_blocking(64))
+    device.free_system(device.allocate_system(64, 256))
+    managed = device.allocate_managed_blocking(64)
+    device.prefetch(managed, 64, Location("device", 0), device.create_stream())
+    device.advise(managed, 64, MemoryAdvice.READ_MOSTLY, Location("device", 0))
+    device.pointer_attributes(managed)
+    lab.run()
+    device.free_linear_blocking(managed)
     device.free_pinned_blocking(device.allocate_pinned_blocking(64))
     spec = KernelSpec("k", (), body=lambda: None)
     device.load_kernel(spec)

@@ -137,7 +137,7 @@ def test_another_devices_address_faults(lab, open_lab):
     other = open_lab(1)
     address = other.allocate(other.stream(), 64)
     lab.device.fill(address, b"x", 64, lab.stream())
-    assert "never allocated on this device" in lost_reason(lab)
+    assert "memory of device 1, which device 0 has no access to" in lost_reason(lab)
 
 
 def test_a_misaligned_array_faults(lab):

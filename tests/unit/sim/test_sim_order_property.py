@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamflow.backends.base import Access, KernelSpec, Parameter
-from streamflow.backends.sim import open_device, pinned
+from streamflow.backends.sim import host_memory, open_device
 from streamflow.config import Settings, SimOptions
 
 NUM_STREAMS = 4
@@ -127,8 +127,8 @@ def run_simulated(program, seed):
         for k, address in enumerate(addresses):
             device.copy_d2h(host + k * nbytes, address, nbytes, home)
         home.sync()
-        block = pinned.hold(host, NUM_BUFFERS * nbytes)
-        result = block.array.view(np.int64).reshape(NUM_BUFFERS, SIZE).copy()
+        block = host_memory.hold(host, NUM_BUFFERS * nbytes)
+        result = block.backing.view(np.int64).reshape(NUM_BUFFERS, SIZE).copy()
         block.drop()
         info = device.pool_info(pool)
         assert info.used_nbytes == NUM_BUFFERS * 512

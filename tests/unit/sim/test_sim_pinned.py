@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from streamflow.backends.sim import pinned
+from streamflow.backends.sim import host_memory
 from streamflow.errors import DeviceError
 
 
@@ -81,7 +81,7 @@ def test_dropped_copies_let_go_of_their_blocks(open_lab, how):
         assert lab.device.gpu.fault is not None
     else:
         lab.device.close()
-    pinned.free(host)
+    host_memory.free(host)
 
 
 def test_pinned_memory_outlives_the_device(open_lab):
