@@ -23,6 +23,7 @@ from streamflow.memory.binning import BinningMemoryResource
 from streamflow.memory.callback import AllocateCallback, CallbackMemoryResource, DeallocateCallback
 from streamflow.memory.cuda_core import CudaCoreMemoryResource, from_cuda_core, to_cuda_core
 from streamflow.memory.default import default_resource
+from streamflow.memory.exiting import process_is_exiting
 from streamflow.memory.fixed_size import FixedSizeMemoryResource
 from streamflow.memory.host_reachable import (
     ManagedMemoryResource,
@@ -33,7 +34,25 @@ from streamflow.memory.host_reachable import (
 from streamflow.memory.leaves import CudaMemoryResource
 from streamflow.memory.log import LogAction, LoggingResourceAdaptor, LogRecord, read_log
 from streamflow.memory.pool import PoolMemoryResource
-from streamflow.memory.resource import Block, DeviceMemoryResource
+from streamflow.memory.references import (
+    device_async_resource_ref,
+    device_resource_ref,
+    host_async_resource_ref,
+    host_device_async_resource_ref,
+    host_device_resource_ref,
+    host_resource_ref,
+    require,
+)
+from streamflow.memory.registry import (
+    get_current_device_resource,
+    get_per_device_resource,
+    reset_current_device_resource,
+    reset_per_device_resource,
+    set_current_device_resource,
+    set_per_device_resource,
+    using,
+)
+from streamflow.memory.resource import Block, DeviceMemoryResource, Piece
 from streamflow.memory.statistics import Counters, Statistics, StatisticsResourceAdaptor
 from streamflow.memory.suballocator import SubAllocatorInfo
 from streamflow.memory.tracking import OutstandingAllocation, TrackingResourceAdaptor
@@ -63,6 +82,7 @@ __all__ = [
     "ManagedMemoryResource",
     "MemoryAdvice",
     "OutstandingAllocation",
+    "Piece",
     "PinnedHostMemoryResource",
     "PolymorphicAllocator",
     "PoolMemoryResource",
@@ -77,7 +97,22 @@ __all__ = [
     "TypedAllocator",
     "UpstreamResourceAdaptor",
     "default_resource",
+    "device_async_resource_ref",
+    "device_resource_ref",
     "from_cuda_core",
+    "get_current_device_resource",
+    "get_per_device_resource",
+    "host_async_resource_ref",
+    "host_device_async_resource_ref",
+    "host_device_resource_ref",
+    "host_resource_ref",
+    "process_is_exiting",
     "read_log",
+    "require",
+    "reset_current_device_resource",
+    "reset_per_device_resource",
+    "set_current_device_resource",
+    "set_per_device_resource",
     "to_cuda_core",
+    "using",
 ]
