@@ -1,15 +1,47 @@
 """Host and device memory between the scheduler and the runtime."""
 
-from streamflow.memory.exiting import process_is_exiting
-from streamflow.memory.registry import (
-    get_current_device_resource,
-    get_per_device_resource,
-    reset_current_device_resource,
-    reset_per_device_resource,
-    set_current_device_resource,
-    set_per_device_resource,
-    using,
+from streamflow.backends.memory import (
+    Location,
+    MemoryAdvice,
+    MemoryKind,
+    MemorySupport,
+    PointerAttributes,
+    PoolAccess,
 )
+from streamflow.memory.allocators import (
+    PolymorphicAllocator,
+    StreamAllocatorAdaptor,
+    TypedAllocator,
+)
+from streamflow.memory.arena import ArenaMemoryResource
+from streamflow.memory.async_pools import (
+    CudaAsyncManagedMemoryResource,
+    CudaAsyncMemoryResource,
+    CudaAsyncViewMemoryResource,
+)
+from streamflow.memory.binning import BinningMemoryResource
+from streamflow.memory.callback import AllocateCallback, CallbackMemoryResource, DeallocateCallback
+from streamflow.memory.cuda_core import CudaCoreMemoryResource, from_cuda_core, to_cuda_core
+from streamflow.memory.default import default_resource
+from streamflow.memory.device_pools import (
+    current_pool,
+    default_pool,
+    memory_support,
+    set_current_pool,
+)
+from streamflow.memory.exiting import process_is_exiting
+from streamflow.memory.fixed_size import FixedSizeMemoryResource
+from streamflow.memory.host_reachable import (
+    ManagedMemoryResource,
+    PinnedHostMemoryResource,
+    SamHeadroomMemoryResource,
+    SystemMemoryResource,
+)
+from streamflow.memory.leaves import CudaMemoryResource
+from streamflow.memory.mempool import MemoryPool
+from streamflow.memory.pointers import pointer_attributes
+from streamflow.memory.pool import PoolMemoryResource
+from streamflow.memory.pool_attributes import PoolAttributes
 from streamflow.memory.references import (
     device_async_resource_ref,
     device_resource_ref,
@@ -19,21 +51,70 @@ from streamflow.memory.references import (
     host_resource_ref,
     require,
 )
+from streamflow.memory.registry import (
+    get_current_device_resource,
+    get_per_device_resource,
+    reset_current_device_resource,
+    reset_per_device_resource,
+    set_current_device_resource,
+    set_per_device_resource,
+    using,
+)
+from streamflow.memory.resource import Block, DeviceMemoryResource
+from streamflow.memory.suballocator import SubAllocatorInfo
 
 __all__ = [
+    "AllocateCallback",
+    "ArenaMemoryResource",
+    "BinningMemoryResource",
+    "Block",
+    "CallbackMemoryResource",
+    "CudaAsyncManagedMemoryResource",
+    "CudaAsyncMemoryResource",
+    "CudaAsyncViewMemoryResource",
+    "CudaCoreMemoryResource",
+    "CudaMemoryResource",
+    "DeallocateCallback",
+    "DeviceMemoryResource",
+    "FixedSizeMemoryResource",
+    "Location",
+    "ManagedMemoryResource",
+    "MemoryAdvice",
+    "MemoryKind",
+    "MemoryPool",
+    "MemorySupport",
+    "PinnedHostMemoryResource",
+    "PointerAttributes",
+    "PolymorphicAllocator",
+    "PoolAccess",
+    "PoolAttributes",
+    "PoolMemoryResource",
+    "SamHeadroomMemoryResource",
+    "StreamAllocatorAdaptor",
+    "SubAllocatorInfo",
+    "SystemMemoryResource",
+    "TypedAllocator",
+    "current_pool",
+    "default_pool",
+    "default_resource",
     "device_async_resource_ref",
     "device_resource_ref",
+    "from_cuda_core",
     "get_current_device_resource",
     "get_per_device_resource",
     "host_async_resource_ref",
     "host_device_async_resource_ref",
     "host_device_resource_ref",
     "host_resource_ref",
+    "memory_support",
+    "pointer_attributes",
     "process_is_exiting",
     "require",
     "reset_current_device_resource",
     "reset_per_device_resource",
     "set_current_device_resource",
+    "set_current_pool",
     "set_per_device_resource",
+    "to_cuda_core",
     "using",
 ]

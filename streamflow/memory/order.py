@@ -18,15 +18,16 @@ class FreePoint:
     """The moment of a stream at which a block was freed: its next user comes after that.
 
     ``own`` is its ticket among the resource's own frees, ``ticket`` that of the runtime's op,
-    which knows of waits that others have made.
+    which knows of waits that others have made. ``holds`` counts who may still ask for it.
     """
 
-    __slots__ = ("event", "own", "ticket")
+    __slots__ = ("event", "holds", "own", "ticket")
 
     def __init__(self, own: Ticket, ticket: Ticket | None, event: Any) -> None:
         self.own = own
         self.ticket = ticket
         self.event = event
+        self.holds = 1
 
     @property
     def uid(self) -> int:
@@ -104,8 +105,9 @@ class StreamOrder:
         return len(waits)
 
     def drop(self, space: Space, point: FreePoint) -> None:
-        """Nobody asks for ``point`` any more: its event may be used again."""
-        if point.event is not None:
+        """One asks for ``point`` no more; after the last one its event may be used again."""
+        point.holds -= 1
+        if not point.holds and point.event is not None:
             space.give_event(point.event)
             point.event = None
             point.own.event = None

@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from functools import partial
 from itertools import count
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 from streamflow.backends.origin import describe, user_instruction
-from streamflow.errors import Closed, OutOfDeviceMemory
+from streamflow.errors import Closed, DeviceLost, OutOfDeviceMemory
 from streamflow.memory.current import checked_device, find_space
 from streamflow.memory.space import Place, Space, space_of
 
@@ -88,8 +89,9 @@ class Piece:
 class Block:
     """Memory that a resource gave to the program.
 
-    Keeps its resource alive. Dropped without a :meth:`DeviceMemoryResource.deallocate`, it is
-    freed on the stream that it was allocated on, by the resource's next call (rule R12).
+    Keeps its resource and its stream alive. Dropped without a
+    :meth:`DeviceMemoryResource.deallocate`, it is freed on the stream that it was allocated on,
+    by the next call of any resource of the device (rule R12).
 
     Attributes
     ----------
@@ -154,7 +156,7 @@ class Block:
     def __del__(self) -> None:
         # A finaliser never calls the driver, nor takes a lock (R12).
         if getattr(self, "_freed_at", True) is None and self._piece.address:
-            self.resource._dropped.append((self._piece, self._space, self.stream))
+            self.resource._post(self._piece, self._space, self.stream)
 
     def __repr__(self) -> str:
         state = " freed" if self.is_freed else ""
@@ -191,6 +193,9 @@ class DeviceMemoryResource(ABC):
         self._lock = threading.RLock()
         self._is_closed = False
         self._dropped: deque[tuple[Piece, Space, Any]] = deque()
+        self._is_dropped = False
+        if self._space is not None:
+            self._space.tenants[id(self)] = self
 
     # -- the calls -----------------------------------------------------------------------
 
@@ -220,7 +225,8 @@ class DeviceMemoryResource(ABC):
         Closed
             The resource, the stream or the device is closed.
         """
-        checked, alignment = checked_nbytes(nbytes, alignment), checked_alignment(alignment)
+        alignment = checked_alignment(alignment)
+        checked = checked_nbytes(nbytes, alignment)
         place = self._place(stream)
         piece = self.take(checked, alignment, place)
         assert self._space is not None
@@ -246,9 +252,28 @@ class DeviceMemoryResource(ABC):
         place = self._place(stream)
         self._give_back(block, place)
 
+    def deallocate_later(self, block: Block, *, stream: Any) -> None:
+        """:meth:`deallocate`, for finalisers: the next call of any resource there does it.
+
+        Ordering
+        --------
+        Every use of the block is ordered before this moment of ``stream``; the free comes at a
+        later one.
+
+        Raises
+        ------
+        TypeError, ValueError, Closed
+            As :meth:`deallocate`, but for the stream, which is only looked at later.
+        """
+        self._check_back(block)
+        block._freed_at = user_instruction()
+        if block.address:
+            block.resource._post(block._piece, block._space, stream)
+
     def allocate_sync(self, nbytes: int, alignment: int = ALIGNMENT) -> Block:
         """Memory that every stream may use when this returns. May block the thread."""
-        checked, alignment = checked_nbytes(nbytes, alignment), checked_alignment(alignment)
+        alignment = checked_alignment(alignment)
+        checked = checked_nbytes(nbytes, alignment)
         place = self._sync_place()
         piece = self.take(checked, alignment, place)
         if piece.address:
@@ -308,6 +333,11 @@ class DeviceMemoryResource(ABC):
         """The device's ordinal; None until it is known."""
         return self._device if self._space is None else self._space.index
 
+    @property
+    def _depth(self) -> int:
+        """How many resources lie below this one, one under the other."""
+        return 0
+
     def _enter(self, place: Place) -> None:
         """Take memory in the space of ``place`` from now on, unless bound to another."""
         space = self._space
@@ -322,7 +352,7 @@ class DeviceMemoryResource(ABC):
             with self._lock:
                 self._forget()
                 self._space = space
-                space.tenants.add(self)
+                space.tenants[id(self)] = self
         elif space.key != key:
             raise ValueError(
                 f"{self!r} has its memory on device {space.index}, the stream belongs to "
@@ -359,11 +389,16 @@ class DeviceMemoryResource(ABC):
         space = space_of(owner.backend) if owner is not None else self._known_space()
         place = space.place(stream)
         self._enter(place)
+        if space.dropped:
+            space.reap()
         return place
 
     def _sync_place(self) -> Place:
-        place = self._known_space().sync_place()
+        space = self._known_space()
+        place = space.sync_place()
         self._enter(place)
+        if space.dropped:
+            space.reap()
         return place
 
     def _known_space(self) -> Space:
@@ -382,6 +417,8 @@ class DeviceMemoryResource(ABC):
             raise Closed(f"{block!r}: its device was closed, which gave it back")
 
     def _give_back(self, block: Block, place: Place) -> None:
+        if block._space.key != place.backend.space:  # equal resources, different memory
+            raise ValueError(f"{block!r} does not lie on device {place.backend.index} opened here")
         with self._lock:
             if block._freed_at is not None:  # another thread was faster
                 raise ValueError(f"{block!r} was freed already, at {describe(*block._freed_at)}")
@@ -392,7 +429,7 @@ class DeviceMemoryResource(ABC):
 
     def _drain(self) -> None:
         """Free what was dropped without a free, each on the stream it was allocated on."""
-        while self._dropped:
+        for _ in range(len(self._dropped)):
             try:
                 piece, space, stream = self._dropped.popleft()
             except IndexError:  # another thread took the last one
@@ -401,10 +438,47 @@ class DeviceMemoryResource(ABC):
                 continue
             try:
                 place = space.sync_place() if stream is None else space.place(stream)
-            except Closed:  # of the stream: what it was given is ordered before any later work
-                place = space.sync_place()
-                place.backend.synchronize_blocking()
-            self.give(piece, place)
+            except Closed:  # nothing tells any more when what it was given has ended
+                space.release(partial(self._give_after_all_blocking, piece, space, stream))
+            else:
+                self.give(piece, place)
+
+    def _give_after_all_blocking(self, piece: Piece, space: Space, stream: Any) -> None:
+        place = space.sync_place()
+        try:
+            place.backend.synchronize_blocking()
+        except Exception as error:
+            # On virtual time a closed gate is an error: another call comes when it is open.
+            if not isinstance(place.backend.translate(error, "freeing"), DeviceLost):
+                self._post(piece, space, stream)
+            return
+        self.give(piece, place)
+
+    def _post(self, piece: Piece, space: Space, stream: Any) -> None:
+        """Have ``piece`` freed by whoever calls next. For finalisers: takes no lock (R12)."""
+        self._dropped.append((piece, space, stream))
+        space.dropped.append(self)
+
+    def _reap(self) -> bool:
+        self._drain()
+        if not self._is_dropped:
+            return True
+        self.trim()
+        if not self._is_empty():
+            return False
+        self._on_space_closing()
+        return True
+
+    def _is_empty(self) -> bool:
+        """Whether it has given everything back, after a :meth:`trim`: then it may go."""
+        return False
+
+    def __del__(self) -> None:
+        # What it holds goes back by the next call there: until then its space keeps it (R12).
+        space = getattr(self, "_space", None)
+        if space is not None and space.is_open:
+            self._is_dropped = True
+            space.dropped.append(self)
 
 
 def _finish_blocking(place: Place) -> None:

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from streamflow.backends.base import Backend
 from streamflow.errors import Closed
@@ -25,6 +25,13 @@ __all__ = ["Place", "Space", "enter_space", "leave_space", "open_spaces", "space
 class Tenant(Protocol):
     """A resource, as its space knows it."""
 
+    @property
+    def _depth(self) -> int:
+        """How many resources lie below this one, one under the other."""
+
+    def _reap(self) -> bool:
+        """Free what was dropped. False where the resource was, too, and still holds something."""
+
     def _on_space_closing(self) -> None:
         """Give everything back: nothing on the device uses it any more. May block."""
 
@@ -36,8 +43,11 @@ class Space:
     ----------
     index : int
         The device's ordinal.
-    tenants : WeakSet
-        The resources that took memory here.
+    tenants : WeakValueDictionary
+        The resources that took memory here, each by its ``id``: equal ones are several.
+    dropped : deque of Tenant
+        Resources of which something was dropped, or that were dropped themselves: finalisers
+        put them here, :meth:`reap` frees what they hold (rule R12).
     listeners : list of callable
         Called from any thread when memory became free that was not before.
     """
@@ -46,13 +56,14 @@ class Space:
         self.key = backend.space
         self.index = backend.index
         self.is_virtual = backend.is_virtual
-        self.tenants: WeakSet[Tenant] = WeakSet()
+        self.tenants: WeakValueDictionary[int, Tenant] = WeakValueDictionary()
+        self.dropped: deque[Tenant] = deque()
         self.listeners: list[Callable[[], None]] = []
         self._backends: list[Backend] = []
         self._releaser = Releaser(f"streamflow-release-{backend.index}", self._after_release)
         self._events: deque[Any] = deque()
         self._lines: dict[int, Timeline] = {}  # of streams that no device of ours made
-        self._sync: Place | None = None
+        self._own: dict[str, Place] = {}
         self._lock = threading.Lock()
 
     @property
@@ -72,6 +83,10 @@ class Space:
     @property
     def is_open(self) -> bool:
         return bool(self._backends)
+
+    def has(self, backend: Backend | None) -> bool:
+        """Whether ``backend`` is one of the open ones."""
+        return backend is not None and any(one is backend for one in self._backends)
 
     def place(self, stream: Any) -> Place:
         """Where work goes that is given to ``stream``.
@@ -102,23 +117,39 @@ class Space:
             return Place(backend, line)
         if not (hasattr(stream, "record") and hasattr(stream, "wait") and hasattr(stream, "sync")):
             raise TypeError(f"stream= takes a streamflow Stream or Lane, found {stream!r}")
+        if getattr(stream, "is_closed", False):
+            raise Closed(f"{stream!r} is closed")
         backend = self.backend
         uid = backend.stream_id(stream)
         with self._lock:
             line = self._lines.get(uid)
-            if line is None:
-                line = self._lines[uid] = Timeline(uid, stream, f"stream {uid}")
+        if line is None:
+            self._check_owner(stream)
+            with self._lock:
+                if len(self._lines) >= _NUM_LINES_MAX:
+                    # They keep their streams. What is forgotten costs a wait that was not needed.
+                    for old in list(self._lines)[: _NUM_LINES_MAX // 2]:
+                        del self._lines[old]
+                line = self._lines.setdefault(uid, Timeline(uid, stream, f"stream {uid}"))
         return Place(backend, line)
 
     def sync_place(self) -> Place:
         """A stream of our own, for the calls that take none."""
-        backend = self.backend
+        return self._own_place("sync")
+
+    def release_place(self) -> Place:
+        """Another one, for frees that come after what is still running."""
+        return self._own_place("release")
+
+    def _own_place(self, name: str) -> Place:
         with self._lock:
-            if self._sync is None:
+            place = self._own.get(name)
+            if place is None or place.backend not in self._backends:  # its device was closed
+                backend = self.backend
                 stream = backend.create_stream()
-                line = Timeline(backend.stream_id(stream), stream, "sync")
-                self._sync = Place(backend, line)
-        return self._sync
+                line = Timeline(backend.stream_id(stream), stream, name)
+                place = self._own[name] = Place(backend, line)
+        return Place(place.backend, place.line)
 
     def take_event(self) -> Any:
         """An event for :class:`~streamflow.memory.order.StreamOrder`."""
@@ -143,26 +174,55 @@ class Space:
         """Until every action of :meth:`release` so far has ended."""
         self._releaser.wait_idle_blocking()
 
+    def reap(self) -> None:
+        """Free what was dropped, of every resource here. Takes their locks: hold none."""
+        for _ in range(len(self.dropped)):
+            try:
+                tenant = self.dropped.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            if not tenant._reap():
+                self.dropped.append(tenant)
+
     def freed(self) -> None:
         """Tell those who wait for memory that some came back. Any thread."""
         for listener in tuple(self.listeners):
             listener()
+
+    def _check_owner(self, stream: Any) -> None:
+        # The simulator's streams name their backend, cuda.core's their device.
+        owner = getattr(stream, "device", None)
+        index = getattr(owner, "device_id", getattr(owner, "index", self.index))
+        if index != self.index or getattr(owner, "space", self.key) != self.key:
+            raise ValueError(
+                f"{stream!r} belongs to device {index}, the memory to device {self.index}"
+            )
 
     def _after_release(self) -> None:
         self.freed()
 
     def _close(self) -> None:
         """The last backend is about to close, and the device has drained."""
-        for tenant in list(self.tenants):
-            tenant._on_space_closing()
+        # The outer ones first: each gives back to those below it.
+        tenants = {id(tenant): tenant for tenant in (*self.tenants.values(), *self.dropped)}
+        errors: list[Exception] = []
+        for tenant in sorted(tenants.values(), key=lambda one: one._depth, reverse=True):
+            try:
+                tenant._on_space_closing()
+            except Exception as error:  # the others' memory is to go back all the same
+                errors.append(error)
         self.tenants.clear()
+        self.dropped.clear()
         self.wait_released_blocking()
         self._releaser.close()
         while self._events:
             self._events.pop().close()
-        if self._sync is not None:
-            self._sync.stream.close()
-            self._sync = None
+        for place in self._own.values():
+            if place.backend in self._backends:
+                place.stream.close()
+        self._own.clear()
+        if errors:
+            raise errors[0]
 
 
 class Place:
@@ -195,6 +255,7 @@ class Place:
         self.waited: list[Ticket] = []
 
 
+_NUM_LINES_MAX = 256
 _lock = threading.Lock()
 _spaces: dict[Any, Space] = {}
 

@@ -68,7 +68,8 @@ def end_here(
         return seen
 
     def start(parked: Parked) -> None:
-        core.start(seen)
+        if seen._state is OpState.PARKED:
+            core.start(seen)
         core.when_all_ended([last.ticket], partial(ended, parked))
 
     def ended(parked: Parked) -> None:
@@ -112,7 +113,7 @@ class _Ring:
     def hold(self, op: Op[Any]) -> None:
         """The blocks are kept until the work of ``op`` has ended, in whatever way."""
         self.num_ops += 1
-        op.rare().on_retired = partial(op._core.when_ended, op.ticket, self._one_less)
+        op.rare().on_retired = partial(self._retired, op)
 
     def pin_missing(self, seq: int) -> None:
         """Pin what was not cached, on a worker thread (R1)."""
@@ -137,6 +138,12 @@ class _Ring:
             parking.ready(parked)
         else:
             parking.drop(parked, self._core.lose(error, f"pinning {self._nbytes} bytes"))
+
+    def _retired(self, op: Op[Any]) -> None:
+        if op.ticket.failure is None:
+            self._one_less()
+        else:  # it may be running still
+            op._core.when_ended(op.ticket, self._one_less)
 
     def _one_less(self) -> None:
         self.num_ops -= 1
@@ -221,7 +228,8 @@ class _Relay:
         place = k % len(ring.blocks)
 
         def run(target: Any) -> int:
-            self._begun()
+            if op is not self._seen:
+                self._begun()
             block = ring.blocks[place]
             assert block is not None
             backend.copy_h2d(address, block.address, nbytes, target)

@@ -7,11 +7,11 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-import streamflow.backends
 from recording import RecordingBackend, open_recording
 from support import configured
 
 import streamflow as sf
+import streamflow.backends
 
 SIZES = [2**31 - 1, 2**31, 2**32, 2**32 + 4]
 CHUNK_NBYTES = 1 << 20
