@@ -226,6 +226,7 @@ class Memory:
         core.drain_dropped()
         for line in core.lines:
             core.reap(line)
+        core.space.reap()
         if self.is_patient:
             return
         core.backend.trim_pool(self.pool, 0)
