@@ -264,6 +264,12 @@ class _Relay:
     def _part_ended(self, op: Op[Any]) -> None:
         """A failure of a part is one of the whole: it is told where the program looks."""
         error, other = op._error, op._core
+        seen = self._seen
+        parked = seen._rare.parked if seen._rare is not None else None
+        if isinstance(error, OpCancelled) and seen._state is OpState.PARKED and parked is not None:
+            # By a future that the copy waits for: so it is the copy that is cancelled.
+            self._core.parking.drop(parked, OpCancelled(str(error)))
+            return
         if error is None or other is self._core or isinstance(error, (UpstreamFailed, OpCancelled)):
             return
         if error is not other.lost:
