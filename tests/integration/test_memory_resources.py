@@ -69,7 +69,7 @@ def test_arrays_are_used_and_freed_in_order(run, open_device, make, add_one):
         resource = make()
         async with open_device(memory=resource) as dev:
             if not _supports(dev, resource):
-                with pytest.raises(sf.DeviceError, match="support|access|pool"):
+                with pytest.raises(sf.DeviceError, match=r"support|access|pool"):
                     dev.empty(4)
                 return
             streams = [dev.stream(), dev.stream(), None]
@@ -343,7 +343,7 @@ def test_tracing_shows_whose_memory_an_array_was_given(run):
                 for edge in trace.edges
                 if edge.reason is sf.EdgeReason.ALLOCATION
             }
-            made = max(op.seq for op in trace.ops if op.kind == "empty")
+            made = max(op.id for op in trace.ops if op.kind == "empty")
             assert (freed.ticket.seq, made, True) in edges
 
     run(main)
