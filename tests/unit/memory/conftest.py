@@ -63,7 +63,8 @@ class Lab:
     def close(self) -> None:
         if self.is_open:
             self.is_open = False
-            self.device.synchronize_blocking()
+            if self.device.controls().fault is None:
+                self.device.synchronize_blocking()
             leave_space(self.space, self.device)
             self.device.close()
 
