@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -50,6 +51,11 @@ class Lab:
         """Let virtual time run dry."""
         while self.device.advance(0):
             pass
+
+    def without(self, **changes: Any) -> None:
+        """Have the device say that it lacks something."""
+        support = dataclasses.replace(self.device.memory_support(), **changes)
+        self.device.memory_support = lambda: support  # type: ignore[method-assign]
 
     def calls(self) -> Counter[str]:
         """Calls of the driver that allocate or free."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from typing import Any
 
@@ -11,12 +10,6 @@ import pytest
 from streamflow import memory
 from streamflow.errors import Closed, DeviceError, OutOfDeviceMemory
 from streamflow.memory import default
-
-
-def without(lab: Any, **changes: Any) -> None:
-    """Have the device say that it lacks something."""
-    support = dataclasses.replace(lab.device.memory_support(), **changes)
-    lab.device.memory_support = lambda: support
 
 
 def info(lab: Any, resource: Any) -> Any:
@@ -125,7 +118,7 @@ def test_wrong_arguments_are_refused(options: dict[str, Any], error: type[Except
 def test_what_a_device_has_not_is_said_at_the_first_allocation(
     lab: Any, make: Any, missing: dict[str, Any], words: str
 ) -> None:
-    without(lab, **missing)
+    lab.without(**missing)
     resource = make(device=0)
     before = lab.calls()
     with pytest.raises(DeviceError, match=words):
@@ -198,7 +191,7 @@ def test_without_pools_the_default_cuts_linear_memory_and_warns_once(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(default, "_warned", set())
-    without(lab, has_pools=False)
+    lab.without(has_pools=False)
     with pytest.warns(RuntimeWarning, match="no stream-ordered memory pools") as caught:
         resource = memory.default_resource(lab.space)
     assert len(caught) == 1
