@@ -206,13 +206,7 @@ class BinningMemoryResource(DeviceMemoryResource):
     def _give(self, piece: Piece, place: Place) -> None:
         inner = piece.inner
         assert inner is not None
-        try:
-            inner.resource.give(inner, place)
-        except BaseException:
-            # Freed all the same, once somebody calls again.
-            if self._space is not None:
-                self._dropped.append((piece, self._space, place.stream))
-            raise
+        inner.resource.give(inner, place)
         if piece.note or not isinstance(inner.resource, SubAllocator):
             self._count(-inner.capacity_nbytes, is_direct=piece.note)
 
