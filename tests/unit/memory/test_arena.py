@@ -9,7 +9,7 @@ import pytest
 from fake_memory import FakeUpstream, Machine, machine
 
 from streamflow.errors import OutOfDeviceMemory
-from streamflow.memory import ArenaMemoryResource
+from streamflow.memory import ArenaMemoryResource, CudaMemoryResource
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -156,3 +156,20 @@ def test_bad_sizes_are_refused() -> None:
     for size in (0, -1, "much"):
         with pytest.raises(ValueError, match="arena_size"):
             ArenaMemoryResource(FakeUpstream(), size)
+
+
+def test_what_a_superblock_came_after_holds_for_the_unused_rest_of_it(on: Machine) -> None:
+    arena = ArenaMemoryResource(CudaMemoryResource(device=0), MIB)
+    one, two, three = (on.stream() for _ in range(3))
+    whole = arena.allocate(MIB, stream=one)
+    with on.sim.gate(one):
+        on.write(whole, one)
+        arena.deallocate(whole, stream=one)
+        small = arena.allocate(KIB, stream=two)
+        rest = arena.allocate(KIB, stream=three)  # of the superblock of ``two``
+        on.write(small, two)
+        on.write(rest, three)
+    assert on.races() == []
+    assert arena.num_waits == 2
+    arena.deallocate(small, stream=two)
+    arena.deallocate(rest, stream=three)

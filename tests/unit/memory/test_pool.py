@@ -224,3 +224,21 @@ def test_an_upstream_may_call_back_in(on: Machine) -> None:
     for block in (outer, inner):
         pool.deallocate(block, stream=stream)
     assert pool.info().live_nbytes == 0
+
+
+def test_what_was_joined_is_free_when_the_last_part_of_it_is(on: Machine) -> None:
+    pool = PoolMemoryResource(FakeUpstream(device=0), 12 * KIB, 12 * KIB)
+    one, other, event = on.stream(), on.stream(), on.backend.create_event()
+    first, second, _kept = (pool.allocate(4 * KIB, stream=one) for _ in range(3))
+    pool.deallocate(first, stream=one)
+    with on.sim.gate(one):
+        pool.deallocate(second, stream=one)
+        with pytest.raises(OutOfDeviceMemory):
+            pool.allocate(12 * KIB, stream=one)  # in vain, but it has joined the two
+        taken = pool.allocate(8 * KIB, stream=other)
+        other.record(event)
+        on.run()
+        assert not event.is_done
+    on.run()
+    assert event.is_done
+    pool.deallocate(taken, stream=other)
