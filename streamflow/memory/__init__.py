@@ -1,6 +1,13 @@
 """Host and device memory between the scheduler and the runtime."""
 
-from streamflow.backends.memory import Location, MemoryAdvice
+from streamflow.backends.memory import (
+    Location,
+    MemoryAdvice,
+    MemoryKind,
+    MemorySupport,
+    PointerAttributes,
+    PoolAccess,
+)
 from streamflow.memory.adaptor import UpstreamResourceAdaptor
 from streamflow.memory.adaptors import (
     AlignedResourceAdaptor,
@@ -23,6 +30,12 @@ from streamflow.memory.binning import BinningMemoryResource
 from streamflow.memory.callback import AllocateCallback, CallbackMemoryResource, DeallocateCallback
 from streamflow.memory.cuda_core import CudaCoreMemoryResource, from_cuda_core, to_cuda_core
 from streamflow.memory.default import default_resource
+from streamflow.memory.device_pools import (
+    current_pool,
+    default_pool,
+    memory_support,
+    set_current_pool,
+)
 from streamflow.memory.exiting import process_is_exiting
 from streamflow.memory.fixed_size import FixedSizeMemoryResource
 from streamflow.memory.host_reachable import (
@@ -33,7 +46,10 @@ from streamflow.memory.host_reachable import (
 )
 from streamflow.memory.leaves import CudaMemoryResource
 from streamflow.memory.log import LogAction, LoggingResourceAdaptor, LogRecord, read_log
+from streamflow.memory.mempool import MemoryPool
+from streamflow.memory.pointers import pointer_attributes
 from streamflow.memory.pool import PoolMemoryResource
+from streamflow.memory.pool_attributes import PoolAttributes
 from streamflow.memory.references import (
     device_async_resource_ref,
     device_resource_ref,
@@ -81,10 +97,16 @@ __all__ = [
     "LoggingResourceAdaptor",
     "ManagedMemoryResource",
     "MemoryAdvice",
+    "MemoryKind",
+    "MemoryPool",
+    "MemorySupport",
     "OutstandingAllocation",
     "Piece",
     "PinnedHostMemoryResource",
+    "PointerAttributes",
     "PolymorphicAllocator",
+    "PoolAccess",
+    "PoolAttributes",
     "PoolMemoryResource",
     "PrefetchResourceAdaptor",
     "SamHeadroomMemoryResource",
@@ -96,6 +118,8 @@ __all__ = [
     "TrackingResourceAdaptor",
     "TypedAllocator",
     "UpstreamResourceAdaptor",
+    "current_pool",
+    "default_pool",
     "default_resource",
     "device_async_resource_ref",
     "device_resource_ref",
@@ -106,12 +130,15 @@ __all__ = [
     "host_device_async_resource_ref",
     "host_device_resource_ref",
     "host_resource_ref",
+    "memory_support",
+    "pointer_attributes",
     "process_is_exiting",
     "read_log",
     "require",
     "reset_current_device_resource",
     "reset_per_device_resource",
     "set_current_device_resource",
+    "set_current_pool",
     "set_per_device_resource",
     "to_cuda_core",
     "using",

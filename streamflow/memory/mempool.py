@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from operator import index
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from streamflow.backends.memory import Location, MemorySupport, PoolAccess, PoolAttribute, PoolInfo
 from streamflow.errors import DeviceError
@@ -14,7 +13,7 @@ from streamflow.memory.pool_handle import PoolHandle, destroy_dropped, drop
 from streamflow.memory.sizes import checked_size
 from streamflow.memory.space import Space
 
-__all__ = ["MemoryPool", "current_pool", "default_pool", "memory_support", "set_current_pool"]
+__all__ = ["MemoryPool", "named"]
 
 
 class MemoryPool:
@@ -228,7 +227,7 @@ class MemoryPool:
             ``device`` is not open.
         """
         wanted = PoolAccess(access)
-        space = find_space(_named(device))
+        space = find_space(named(device))
         known, ordinal = self._known, space.index
         handle, backend = self.handle, known.space.backend
         if self.location.kind == "device":
@@ -279,112 +278,6 @@ class MemoryPool:
         self._known.space.backend.set_pool_attribute(self.handle, attribute, value)
 
 
-def default_pool(device: Any) -> MemoryPool:
-    """The device's own pool, which every library of the process shares.
-
-    It stays as it is: nothing here changes its threshold or its policies, unless a program
-    sets its attributes. It is never destroyed.
-
-    Parameters
-    ----------
-    device : Device or int
-        An open one.
-
-    Raises
-    ------
-    Closed
-        The device is not open.
-    """
-    space = find_space(_named(device))
-    return MemoryPool._view(space, space.backend.default_pool())
-
-
-def current_pool(device: Any) -> MemoryPool:
-    """The pool that ``cudaMallocAsync`` takes from on ``device``: the default one at first.
-
-    Parameters
-    ----------
-    device : Device or int
-        An open one.
-
-    Raises
-    ------
-    Closed
-        The device is not open.
-    """
-    space = find_space(_named(device))
-    handle = space.backend.current_pool()
-    chosen = _chosen.get(space)
-    view = MemoryPool._view(space, handle)
-    return chosen if chosen is not None and chosen == view else view
-
-
-def set_current_pool(device: Any, pool: MemoryPool) -> MemoryPool:
-    """Have ``cudaMallocAsync`` take from ``pool`` on ``device`` from now on.
-
-    That is for the code of other libraries: streamflow's own arrays come from resources.
-
-    Parameters
-    ----------
-    device : Device or int
-        An open one.
-    pool : MemoryPool
-        On that device; kept until another takes its place or the device is closed.
-
-    Returns
-    -------
-    MemoryPool
-        The previous one.
-
-    Raises
-    ------
-    TypeError
-        Not a pool; None is none.
-    ValueError
-        A pool of another device, or on the host.
-    Closed
-        The device is not open, or the pool was closed.
-    """
-    space = find_space(_named(device))
-    if not isinstance(pool, MemoryPool):
-        raise TypeError(f"takes a MemoryPool, found {pool!r}")
-    if pool.location.kind != "device" or pool._known.space is not space:
-        raise ValueError(
-            f"the current pool of device {space.index} is one that lies there, found {pool!r} "
-            f"of device {pool.device}"
-        )
-    previous = current_pool(device)
-    space.backend.set_current_pool(pool.handle)
-    _chosen[space] = pool
-    return previous
-
-
-_chosen: WeakKeyDictionary[Space, MemoryPool] = WeakKeyDictionary()
-"""The driver doesn't keep a current pool from being destroyed."""
-
-
-def memory_support(device: Any = None) -> MemorySupport:
-    """Which kinds of memory a device and its driver offer.
-
-    Parameters
-    ----------
-    device : Device or int, optional
-        An open one; default: the task's current one.
-
-    Raises
-    ------
-    Closed
-        The device is not open.
-    """
-    return find_space(device).backend.memory_support()
-
-
-def _named(device: Any) -> Any:
-    if device is None:
-        raise TypeError("device= takes a Device or an ordinal, found None")
-    return device
-
-
 def _location(location: str | int, ordinal: int) -> Location:
     if location == "device":
         return Location("device", ordinal)
@@ -412,3 +305,10 @@ def _check_support(support: MemorySupport, place: Location, exportable: bool, or
         raise ValueError("only a pool on the device can be shared with other processes")
     if not support.has_host_pools:
         raise DeviceError(f"device {ordinal} has no pools on the host: use location='device'")
+
+
+def named(device: Any) -> Any:
+    """``device``, which has to be said."""
+    if device is None:
+        raise TypeError("device= takes a Device or an ordinal, found None")
+    return device

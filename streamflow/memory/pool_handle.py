@@ -12,10 +12,12 @@ import anyio.to_thread
 from streamflow.errors import Closed
 from streamflow.memory.space import Space
 
-__all__ = ["PoolHandle", "destroy_dropped", "drop"]
+__all__ = ["PoolHandle", "destroy_dropped", "drop", "keep_current"]
 
 _owned: set[PoolHandle] = set()
 """Strongly: a space refers to its tenants weakly, and a dropped pool is still to be destroyed."""
+_current: dict[Space, PoolHandle] = {}
+"""Pools that a program made the current one: the driver would let them be destroyed."""
 _dropped: deque[PoolHandle] = deque()
 
 
@@ -110,7 +112,7 @@ class PoolHandle:
 
     def _destroy(self) -> None:
         space = self.space
-        _owned.discard(self)
+        self._forget()
         space.tenants.discard(self)
         if space.is_open:
             space.release(lambda: space.backend.destroy_pool(self._handle))
@@ -119,9 +121,14 @@ class PoolHandle:
         """The device has drained: destroy it here, where that may block."""
         with self._lock:
             was_closed, self.is_closed = self.is_closed, True
-        _owned.discard(self)
+        self._forget()
         if not was_closed:
             self.space.backend.destroy_pool(self._handle)
+
+    def _forget(self) -> None:
+        _owned.discard(self)
+        if _current.get(self.space) is self:
+            del _current[self.space]
 
 
 def drop(known: PoolHandle) -> None:
@@ -131,8 +138,20 @@ def drop(known: PoolHandle) -> None:
 
 def destroy_dropped() -> None:
     """Destroy the pools that were dropped without being closed."""
-    while _dropped:
+    for _ in range(len(_dropped)):
         try:
-            _dropped.popleft().close()
+            known = _dropped.popleft()
         except IndexError:  # another thread took the last one
             return
+        if _current.get(known.space) is known:
+            _dropped.append(known)  # later, once another is the current one
+        else:
+            known.close()
+
+
+def keep_current(known: PoolHandle) -> None:
+    """``known`` is its device's current pool now: it stays, also if the program drops it."""
+    if known.is_owned:
+        _current[known.space] = known
+    else:
+        _current.pop(known.space, None)

@@ -117,12 +117,20 @@ class Space:
             return Place(backend, line)
         if not (hasattr(stream, "record") and hasattr(stream, "wait") and hasattr(stream, "sync")):
             raise TypeError(f"stream= takes a streamflow Stream or Lane, found {stream!r}")
+        if getattr(stream, "is_closed", False):
+            raise Closed(f"{stream!r} is closed")
         backend = self.backend
         uid = backend.stream_id(stream)
         with self._lock:
             line = self._lines.get(uid)
-            if line is None:
-                line = self._lines[uid] = Timeline(uid, stream, f"stream {uid}")
+        if line is None:
+            self._check_owner(stream)
+            with self._lock:
+                if len(self._lines) >= _NUM_LINES_MAX:
+                    # They keep their streams. What is forgotten costs a wait that was not needed.
+                    for old in list(self._lines)[: _NUM_LINES_MAX // 2]:
+                        del self._lines[old]
+                line = self._lines.setdefault(uid, Timeline(uid, stream, f"stream {uid}"))
         return Place(backend, line)
 
     def sync_place(self) -> Place:
@@ -181,6 +189,15 @@ class Space:
         for listener in tuple(self.listeners):
             listener()
 
+    def _check_owner(self, stream: Any) -> None:
+        # The simulator's streams name their backend, cuda.core's their device.
+        owner = getattr(stream, "device", None)
+        index = getattr(owner, "device_id", getattr(owner, "index", self.index))
+        if index != self.index or getattr(owner, "space", self.key) != self.key:
+            raise ValueError(
+                f"{stream!r} belongs to device {index}, the memory to device {self.index}"
+            )
+
     def _after_release(self) -> None:
         self.freed()
 
@@ -238,6 +255,7 @@ class Place:
         self.waited: list[Ticket] = []
 
 
+_NUM_LINES_MAX = 256
 _lock = threading.Lock()
 _spaces: dict[Any, Space] = {}
 
