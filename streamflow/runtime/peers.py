@@ -83,11 +83,11 @@ def end_here(core: Core, last: Op[Any], explicit: Timeline | None, seen: Op[Any]
 class _Ring:
     """The pinned blocks of one copy: back in their pool once no op of it can touch them (R6)."""
 
-    __slots__ = ("_core", "_nbytes", "blocks", "num_ops", "waiting")
+    __slots__ = ("_core", "blocks", "nbytes", "num_ops", "waiting")
 
     def __init__(self, core: Core, nbytes: int, num: int) -> None:
         self._core = core
-        self._nbytes = nbytes
+        self.nbytes = nbytes
         self.blocks: list[PinnedBlock | None] = [None] * num
         self.num_ops = 1  # and the submission itself, which ends by release()
         self.waiting: dict[int, Parked] = {}  # by block: the op that needs it first
@@ -96,11 +96,11 @@ class _Ring:
         """Take cached blocks, and set budget aside for the others. False: there is too little."""
         pool = self._core.pinned
         for place in range(len(self.blocks)):
-            self.blocks[place] = pool.try_acquire(self._nbytes)
-            if self.blocks[place] is None and not pool.reserve(self._nbytes):
+            self.blocks[place] = pool.try_acquire(self.nbytes)
+            if self.blocks[place] is None and not pool.reserve(self.nbytes):
                 for earlier in self.blocks[:place]:
                     if earlier is None:
-                        pool.unreserve(self._nbytes)
+                        pool.unreserve(self.nbytes)
                     else:
                         earlier.release()
                 return False
@@ -119,7 +119,7 @@ class _Ring:
         core = self._core
         for place, block in enumerate(self.blocks):
             if block is None:
-                acquire = partial(core.pinned.acquire_reserved_blocking, self._nbytes)
+                acquire = partial(core.pinned.acquire_reserved_blocking, self.nbytes)
                 core.background.submit(seq, acquire, partial(self._pinned, place))
         core.schedule_turn()
 
@@ -136,7 +136,7 @@ class _Ring:
         if error is None:
             parking.ready(parked)
         else:
-            parking.drop(parked, self._core.lose(error, f"pinning {self._nbytes} bytes"))
+            parking.drop(parked, self._core.lose(error, f"pinning {self.nbytes} bytes"))
 
     def _retired(self, op: Op[Any], before: Op[Any] | None) -> None:
         if before is not None and before._state is OpState.SUBMITTED:
@@ -161,35 +161,53 @@ class _Ring:
 class _Relay:
     """One copy by the host: its ops, and the one of them that the program sees."""
 
-    __slots__ = ("_core", "_dst", "_has_failed", "_parked", "_ring", "_seen", "_src")
+    __slots__ = (
+        "_core",
+        "_dst_core",
+        "_from",
+        "_has_failed",
+        "_is_overwrite",
+        "_nbytes",
+        "_parked",
+        "_reads",
+        "_ring",
+        "_seen",
+        "_src_core",
+        "_to",
+        "_writes",
+    )
 
     def __init__(self, core: Core, dst: DeviceArray, src: DeviceArray, ring: _Ring) -> None:
         self._core = core
-        self._dst = dst
-        self._src = src
+        # No array: those may be dropped while this is in flight (R6).
+        self._from, self._reads, self._src_core = src.address, (src._region,), src._core
+        self._to, self._writes, self._dst_core = dst.address, (dst._region,), dst._core
+        self._nbytes = dst.nbytes
+        self._is_overwrite = dst.is_whole_region
         self._ring = ring
         self._parked: dict[Op[Any], Parked | None] = {}
         self._has_failed = False
         self._seen: Op[Any] = Op(core, "copy", None)
 
     def submit(self, explicit: Timeline | None, after: After) -> Op[Any]:
-        core, dst, src, ring = self._core, self._dst, self._src, self._ring
-        is_to_here = dst._core is core
-        out_line = src._core.d2h if is_to_here or explicit is None else explicit
-        in_line = explicit if is_to_here and explicit is not None else dst._core.h2d
-        num = -(-dst.nbytes // ring._nbytes)
+        core, ring = self._core, self._ring
+        source, target = self._src_core, self._dst_core
+        is_to_here = target is core
+        out_line = source.d2h if is_to_here or explicit is None else explicit
+        in_line = explicit if is_to_here and explicit is not None else target.h2d
+        num = -(-self._nbytes // ring.nbytes)
         outs: list[Op[Any]] = []
         ins: list[Op[Any]] = []
         for k in range(num):
             is_last = k == num - 1
-            outs.append(self._op(src._core, "to the host"))
+            outs.append(self._op(source, "to the host"))
             ring.hold(outs[-1])
             first = after if not k else After([outs[-2].ticket])
             if k >= len(ring.blocks):  # the block is free again
                 first.tickets.append(ins[k - len(ring.blocks)].ticket)
             self._copy_out(outs[-1], out_line, k, first)
             is_seen = is_last and is_to_here
-            ins.append(self._seen if is_seen else self._op(dst._core, "from the host"))
+            ins.append(self._seen if is_seen else self._op(target, "from the host"))
             ring.hold(ins[-1], outs[-1])
             if is_seen:
                 self._watch(self._seen)
@@ -212,7 +230,7 @@ class _Relay:
 
     def _copy_out(self, op: Op[Any], line: Timeline, k: int, after: After) -> None:
         ring, backend = self._ring, op._core.backend
-        address, nbytes = self._chunk(self._src, k)
+        address, nbytes = self._chunk(self._from, k)
         place = k % len(ring.blocks)
         is_missing = k < len(ring.blocks) and ring.blocks[place] is None
 
@@ -223,7 +241,7 @@ class _Relay:
             return 1
 
         parked = op._core.parking.submit(
-            op, run, line=line, reads=(self._src._region,), after=after, num_needs=int(is_missing)
+            op, run, line=line, reads=self._reads, after=after, num_needs=int(is_missing)
         )
         self._parked[op] = parked
         if is_missing and parked is not None:
@@ -232,7 +250,7 @@ class _Relay:
 
     def _copy_in(self, op: Op[Any], line: Timeline, k: int, after: After) -> None:
         ring, backend = self._ring, op._core.backend
-        address, nbytes = self._chunk(self._dst, k)
+        address, nbytes = self._chunk(self._to, k)
         place = k % len(ring.blocks)
 
         def run(target: Any) -> int:
@@ -247,15 +265,15 @@ class _Relay:
             op,
             run,
             line=line,
-            writes=(self._dst._region,),
+            writes=self._writes,
             after=after,
             # The chunks together overwrite it; each needs that those before it went well.
-            is_overwrite=not k and self._dst.is_whole_region,
+            is_overwrite=not k and self._is_overwrite,
         )
 
-    def _chunk(self, array: DeviceArray, k: int) -> tuple[int, int]:
-        size = self._ring._nbytes
-        return array.address + k * size, min(size, array.nbytes - k * size)
+    def _chunk(self, start: int, k: int) -> tuple[int, int]:
+        size = self._ring.nbytes
+        return start + k * size, min(size, self._nbytes - k * size)
 
     # -- failures and cancelling -----------------------------------------------------------------
 

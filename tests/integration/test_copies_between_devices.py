@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import anyio
 import numpy as np
 import pytest
@@ -518,5 +520,32 @@ def test_the_op_belongs_to_the_scope_it_was_called_in(run):
                 async with dev.scope():
                     op = dev.copy(y, x)
                 assert op.done()
+
+    run(main)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("asked", ["source", "destination"])
+def test_a_copy_in_flight_keeps_no_array_alive(run, way, asked):
+    async def main():
+        one, two = pair(staging_in_nbytes=CHUNK)
+        async with one, two:
+            prepare(way, one, two)
+            x, y = one.zeros(3 * CHUNK, np.uint8), two.zeros(3 * CHUNK, np.uint8)
+            await sf.gather(x.ready, y.ready)
+            slow = one.stream()
+            gate = one.sim.gate(slow)
+            one.fill(x, 4, stream=slow)
+            op = (one if asked == "source" else two).copy(y, x)
+            seen = weakref.ref(x), weakref.ref(y)
+            del x, y
+            assert seen[0]() is None
+            assert seen[1]() is None
+            again = one.full(3 * CHUNK, 1, np.uint8), two.full(3 * CHUNK, 1, np.uint8)
+            await turns()
+            gate.release()
+            await op
+            for dev, array in zip((one, two), again, strict=True):
+                assert set((await dev.get(array)).tolist()) == {1}
 
     run(main)
