@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from streamflow.backends.base import Backend
-from streamflow.errors import Closed
+from streamflow.errors import Closed, DeviceLost
 from streamflow.memory.release import Releaser
 from streamflow.scheduler.timeline import Ticket, Timeline
 
@@ -31,6 +31,9 @@ class Tenant(Protocol):
 
     def _reap(self) -> bool:
         """Free what was dropped. False where the resource was, too, and still holds something."""
+
+    def _is_empty(self) -> bool:
+        """Whether it holds no memory of the device."""
 
     def _on_space_closing(self) -> None:
         """Give everything back: nothing on the device uses it any more. May block."""
@@ -61,7 +64,7 @@ class Space:
         self.listeners: list[Callable[[], None]] = []
         self._backends: list[Backend] = []
         self._releaser = Releaser(f"streamflow-release-{backend.index}", self._after_release)
-        self._events: deque[Any] = deque()
+        self._events: dict[int, deque[Any]] = {}  # by the id of the backend, which ends them
         self._lines: dict[int, Timeline] = {}  # of streams that no device of ours made
         self._own: dict[str, Place] = {}
         self._lock = threading.Lock()
@@ -151,16 +154,17 @@ class Space:
                 place = self._own[name] = Place(backend, line)
         return Place(place.backend, place.line)
 
-    def take_event(self) -> Any:
-        """An event for :class:`~streamflow.memory.order.StreamOrder`."""
+    def take_event(self, backend: Backend) -> Any:
+        """An event for :class:`~streamflow.memory.order.StreamOrder`, of an open backend."""
         try:
-            return self._events.pop()
-        except IndexError:
-            return self.backend.create_event()
+            return self._events[id(backend)].pop()
+        except (KeyError, IndexError):
+            return backend.create_event()
 
-    def give_event(self, event: Any) -> None:
+    def give_event(self, event: Any, backend: Backend) -> None:
         """Nobody asks this event any more; waits for it stay as they were made."""
-        self._events.append(event)
+        if self.has(backend):
+            self._events.setdefault(id(backend), deque()).append(event)
 
     def release(self, action: Callable[[], None]) -> None:
         """Run what may block, off the loop; at once where time is virtual (rules R1, R15)."""
@@ -203,9 +207,16 @@ class Space:
 
     def _close(self) -> None:
         """The last backend is about to close, and the device has drained."""
-        # The outer ones first: each gives back to those below it.
         tenants = {id(tenant): tenant for tenant in (*self.tenants.values(), *self.dropped)}
         errors: list[Exception] = []
+        if not all(tenant._is_empty() for tenant in tenants.values()):
+            try:
+                self.backend.synchronize_blocking()  # the runtime drained what it knew of
+            except Exception as error:
+                if not isinstance(self.backend.translate(error, "closing"), DeviceLost):
+                    errors.append(error)
+                    tenants.clear()  # what still runs keeps what it uses (R6)
+        # The outer ones first: each gives back to those below it.
         for tenant in sorted(tenants.values(), key=lambda one: one._depth, reverse=True):
             try:
                 tenant._on_space_closing()
@@ -215,8 +226,9 @@ class Space:
         self.dropped.clear()
         self.wait_released_blocking()
         self._releaser.close()
-        while self._events:
-            self._events.pop().close()
+        for events in self._events.values():
+            while events:
+                events.pop().close()
         for place in self._own.values():
             if place.backend in self._backends:
                 place.stream.close()
@@ -279,6 +291,7 @@ def leave_space(space: Space, backend: Backend, *, keeps: bool = False) -> None:
     if is_last and not keeps:
         space._close()
     space._backends.remove(backend)
+    space._events.pop(id(backend), None)
 
 
 def space_of(backend: Backend) -> Space:

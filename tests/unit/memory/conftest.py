@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -51,6 +52,11 @@ class Lab:
         while self.device.advance(0):
             pass
 
+    def without(self, **changes: Any) -> None:
+        """Have the device say that it lacks something."""
+        support = dataclasses.replace(self.device.memory_support(), **changes)
+        self.device.memory_support = lambda: support  # type: ignore[method-assign]
+
     def calls(self) -> Counter[str]:
         """Calls of the driver that allocate or free."""
         return Counter({name: self.device.counts[name] for name in _DRIVER})
@@ -63,9 +69,18 @@ class Lab:
     def close(self) -> None:
         if self.is_open:
             self.is_open = False
-            self.device.synchronize_blocking()
+            if self.device.controls().fault is None:
+                self.device.synchronize_blocking()
             leave_space(self.space, self.device)
             self.device.close()
+
+
+@pytest.fixture(autouse=True)
+def young_heap() -> Iterator[None]:
+    """Let ``gc.collect()`` in a test look at that test's objects, not at thousands of others'."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -83,8 +98,10 @@ def open_lab() -> Iterator[Callable[..., Lab]]:
 
     yield opener
     gc.collect()
+    races = [race for lab in labs if lab.is_open for race in lab.device.controls().take_races()]
     for lab in labs:
         lab.close()
+    assert races == []
 
 
 @pytest.fixture
