@@ -84,7 +84,7 @@ class CudaBackend(PoolVerbs):
         _CONTEXTS[index] = self._handle
         self._streams = StreamTable()
         self._pools: dict[int, Any] = {}
-        self._host_pools: set[int] = set()
+        self._shared_pools: set[int] = set()
         self._kernels = KernelLoader(self._device)
         self._is_lost = False
         self._is_closed = False
@@ -202,7 +202,7 @@ class CudaBackend(PoolVerbs):
             self.set_current()
         (error,) = _copy_h2d(dst, src, nbytes, self._streams[stream])
         if error:
-            raise DriverCallError(error, "cuMemcpyHtoDAsync")
+            self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyHtoDAsync"))
 
     def copy_d2h(self, dst: int, src: int, nbytes: int, stream: Any, /) -> None:
         """Copy from the device to pinned host memory."""
@@ -210,7 +210,7 @@ class CudaBackend(PoolVerbs):
             self.set_current()
         (error,) = _copy_d2h(dst, src, nbytes, self._streams[stream])
         if error:
-            raise DriverCallError(error, "cuMemcpyDtoHAsync")
+            self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyDtoHAsync"))
 
     def copy_d2d(self, dst: int, src: int, nbytes: int, stream: Any, /) -> None:
         """Copy within the device."""
@@ -218,7 +218,24 @@ class CudaBackend(PoolVerbs):
             self.set_current()
         (error,) = _copy_d2d(dst, src, nbytes, self._streams[stream])
         if error:
-            raise DriverCallError(error, "cuMemcpyDtoDAsync")
+            self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyDtoDAsync"))
+
+    def _copy_plain(
+        self, dst: int, src: int, nbytes: int, stream: Any, error: DriverCallError
+    ) -> None:
+        """Copy by addresses alone what was refused, or raise ``error``.
+
+        A device may read plain host memory, but calls that name the sides of a copy take only
+        what the driver knows to lie on a device.
+        """
+        if (
+            error.code != "CUDA_ERROR_INVALID_VALUE"
+            or not self.memory_support().has_pageable_access
+        ):
+            raise error
+        (again,) = driver.cuMemcpyAsync(dst, src, nbytes, self._streams[stream])
+        if again:
+            raise error
 
     def copy_peer(
         self, dst: int, dst_index: int, src: int, src_index: int, nbytes: int, stream: Any, /

@@ -19,7 +19,9 @@ _MODULES = (
     "fidelity",
     "harness",
     "kernels",
+    "kinds",
     "memory",
+    "pool_rules",
     "pools",
     "programs",
     "streams",
@@ -32,7 +34,9 @@ from streamflow.testing.contract.devices import DeviceContract, PeerContract  # 
 from streamflow.testing.contract.fidelity import FidelityContract  # noqa: E402
 from streamflow.testing.contract.harness import Harness, Rig, drain  # noqa: E402
 from streamflow.testing.contract.kernels import KernelContract  # noqa: E402
+from streamflow.testing.contract.kinds import KindsContract  # noqa: E402
 from streamflow.testing.contract.memory import MemoryContract  # noqa: E402
+from streamflow.testing.contract.pool_rules import PoolRulesContract  # noqa: E402
 from streamflow.testing.contract.pools import PoolContract  # noqa: E402
 from streamflow.testing.contract.programs import ProgramContract  # noqa: E402
 from streamflow.testing.contract.streams import StreamContract  # noqa: E402
@@ -43,7 +47,9 @@ __all__ = ["BackendContract", "Harness", "PeerContract", "Rig", "drain", "fideli
 class BackendContract(
     StreamContract,
     MemoryContract,
+    KindsContract,
     PoolContract,
+    PoolRulesContract,
     KernelContract,
     DeviceContract,
     FidelityContract,
