@@ -118,6 +118,9 @@ class PoolHandle:
         if self.is_owned and space.is_open:
             space.release(lambda: space.backend.destroy_pool(self._handle))
 
+    def _is_empty(self) -> bool:
+        return True  # what is in use of it, a resource holds
+
     def _reap(self) -> bool:
         if _current.get(self.space) is self:
             return False  # later, once another one is current
