@@ -68,7 +68,7 @@ class Lab:
         return total - free
 
     def leave(self) -> None:
-        """What closing does first: resources give back what they have, the driver is still there."""
+        """What closing does first: resources give back what they have."""
         if self.device.controls().fault is None:
             self.device.synchronize_blocking()
         leave_space(self.space, self.device)
