@@ -300,8 +300,15 @@ class _Relay:
         root = error.__cause__ if isinstance(error, UpstreamFailed) else error
         for part in reversed(self._parked):  # nobody needs what has not begun
             parked = self._parked[part]
-            if parked is not None and not parked.has_left:
-                part._core.parking.drop(parked, _failure_of(part, op, root))
+            if parked is None or parked.has_left:
+                continue
+            text = f"{part.name} needs the result of {op.name}, which failed: {root}"
+            failure: Exception = UpstreamFailed(text)
+            failure.__cause__ = root
+            if part is self._seen and isinstance(error, OpCancelled):
+                # By a future that the copy waits for, say: so it is the copy that is cancelled.
+                failure = OpCancelled(str(error))
+            part._core.parking.drop(parked, failure)
 
     def _move_failure(self, op: Op[Any], error: BaseException) -> None:
         """A failure of a part is one of the whole: it is told where the program looks."""
@@ -311,15 +318,6 @@ class _Relay:
         other.observed(error)
         rare = self._seen._rare
         core.failures.note(error, rare.scope if rare is not None else None)
-
-
-def _failure_of(part: Op[Any], cause: Op[Any], root: BaseException) -> Exception:
-    """What ``part`` of a copy fails with, since ``cause``, another one, has failed or was cancelled."""
-    if isinstance(cause._error, OpCancelled):  # so the copy itself is
-        return OpCancelled(str(cause._error))
-    failure = UpstreamFailed(f"{part.name} needs the result of {cause.name}, which failed: {root}")
-    failure.__cause__ = root
-    return failure
 
 
 def _no_calls(_: Any) -> int:
