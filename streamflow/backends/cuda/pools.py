@@ -96,13 +96,13 @@ class PoolVerbs(MemoryVerbs):
         on an H200 with driver 580.159, destroying one that was in use made a later
         allocation from another pool crash the process.
         """
-        if int(pool) == int(self.default_pool()):
-            raise DeviceError("the default pool can't be destroyed")
         if int(pool) in self._pools:
             if int(self.current_pool()) == int(pool):
                 self.set_current_pool(self.default_pool())
             self.set_pool_attribute(pool, PoolAttribute.RELEASE_THRESHOLD, 0)
             self.trim_pool(pool, 0)
+        elif int(pool) == int(self.default_pool()):
+            raise DeviceError("the default pool can't be destroyed")
 
     def pool_info(self, pool: Any, /) -> PoolInfo:
         """The pool's counters now."""
