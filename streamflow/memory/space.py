@@ -124,7 +124,7 @@ class Space:
             raise Closed(f"{stream!r} is closed")
         # The simulator's streams name the backend that ends them.
         owner: Any = getattr(stream, "device", None)
-        backend: Backend = owner if self.has(owner) else self.backend
+        backend = owner if self.has(owner) else self.backend
         uid = backend.stream_id(stream)
         with self._lock:
             line = self._lines.get(uid)
