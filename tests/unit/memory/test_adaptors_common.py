@@ -137,6 +137,22 @@ def test_a_dropped_block_is_freed_by_the_next_call(make: Make, ground: Ground) -
     assert upstream.num_trims == 1
 
 
+def test_one_that_was_dropped_goes_when_nothing_of_it_is_out(make: Make, ground: Ground) -> None:
+    upstream = Upstream(device=0)
+    adaptor = make(upstream)
+    place = ground.space.place(ground.stream())
+    piece = adaptor.take(100, 256, place)
+    adaptor._is_dropped = True  # as its finaliser says, in the middle of a collection
+    if piece.resource is adaptor and adaptor._is_empty():
+        assert isinstance(adaptor, AlignedResourceAdaptor)  # has nothing to remember
+    else:
+        assert adaptor._reap() == (piece.resource is upstream)
+    adaptor.give(piece, place)
+    assert adaptor._reap()
+    assert not upstream.live
+    adaptor._is_dropped = False
+
+
 def test_no_bytes_never_reach_the_upstream(make: Make, ground: Ground) -> None:
     stream = ground.stream()
     upstream = Upstream(device=0)
