@@ -1,4 +1,4 @@
-"""Host and device memory between the scheduler and the runtime."""
+"""Memory resources and pools: ``sf.memory``. See docs/reference/memory.md."""
 
 from streamflow.backends.memory import (
     Location,

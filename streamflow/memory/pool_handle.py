@@ -41,7 +41,7 @@ class PoolHandle:
         self._lock = threading.Lock()
         if is_owned:
             _owned.add(self)
-            space.tenants.add(self)
+            space.tenants[id(self)] = self
 
     @property
     def key(self) -> object:
@@ -113,9 +113,18 @@ class PoolHandle:
     def _destroy(self) -> None:
         space = self.space
         self._forget()
-        space.tenants.discard(self)
+        space.tenants.pop(id(self), None)
         if space.is_open:
             space.release(lambda: space.backend.destroy_pool(self._handle))
+
+    @property
+    def _depth(self) -> int:
+        """Below every resource: those that take from it give back first."""
+        return -1
+
+    def _reap(self) -> bool:
+        """Nothing of it is ever left to the space: see :func:`drop`."""
+        return True
 
     def _on_space_closing(self) -> None:
         """The device has drained: destroy it here, where that may block."""

@@ -426,6 +426,8 @@ class DeviceMemoryResource(ABC):
         self.give(block._piece, place)
         if self._dropped:
             self._drain()
+        if block._space.listeners:
+            block._space.freed()
 
     def _drain(self) -> None:
         """Free what was dropped without a free, each on the stream it was allocated on."""
@@ -458,6 +460,8 @@ class DeviceMemoryResource(ABC):
         """Have ``piece`` freed by whoever calls next. For finalisers: takes no lock (R12)."""
         self._dropped.append((piece, space, stream))
         space.dropped.append(self)
+        if space.listeners:
+            space.freed()
 
     def _reap(self) -> bool:
         self._drain()

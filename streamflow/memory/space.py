@@ -61,7 +61,7 @@ class Space:
         self.listeners: list[Callable[[], None]] = []
         self._backends: list[Backend] = []
         self._releaser = Releaser(f"streamflow-release-{backend.index}", self._after_release)
-        self._events: deque[Any] = deque()
+        self._events: dict[int, deque[Any]] = {}  # by the id of the backend, which ends them
         self._lines: dict[int, Timeline] = {}  # of streams that no device of ours made
         self._own: dict[str, Place] = {}
         self._lock = threading.Lock()
@@ -151,16 +151,17 @@ class Space:
                 place = self._own[name] = Place(backend, line)
         return Place(place.backend, place.line)
 
-    def take_event(self) -> Any:
-        """An event for :class:`~streamflow.memory.order.StreamOrder`."""
+    def take_event(self, backend: Backend) -> Any:
+        """An event for :class:`~streamflow.memory.order.StreamOrder`, of an open backend."""
         try:
-            return self._events.pop()
-        except IndexError:
-            return self.backend.create_event()
+            return self._events[id(backend)].pop()
+        except (KeyError, IndexError):
+            return backend.create_event()
 
-    def give_event(self, event: Any) -> None:
+    def give_event(self, event: Any, backend: Backend) -> None:
         """Nobody asks this event any more; waits for it stay as they were made."""
-        self._events.append(event)
+        if self.has(backend):
+            self._events.setdefault(id(backend), deque()).append(event)
 
     def release(self, action: Callable[[], None]) -> None:
         """Run what may block, off the loop; at once where time is virtual (rules R1, R15)."""
@@ -215,8 +216,9 @@ class Space:
         self.dropped.clear()
         self.wait_released_blocking()
         self._releaser.close()
-        while self._events:
-            self._events.pop().close()
+        for events in self._events.values():
+            while events:
+                events.pop().close()
         for place in self._own.values():
             if place.backend in self._backends:
                 place.stream.close()
@@ -279,6 +281,7 @@ def leave_space(space: Space, backend: Backend, *, keeps: bool = False) -> None:
     if is_last and not keeps:
         space._close()
     space._backends.remove(backend)
+    space._events.pop(id(backend), None)
 
 
 def space_of(backend: Backend) -> Space:
