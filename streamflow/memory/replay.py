@@ -202,7 +202,6 @@ class _Run:
         self.backend: Any = backend  # a simulated one: it counts its calls
         self.resource = resource
         self.lag_s = lag_s
-        self.delay_s = 0.0  # by which stalls have held the program up
         self.streams = [backend.create_stream() for _ in range(num_streams)]
         self.places = [space.place(stream) for stream in self.streams]
         self.busy_until_s = [0.0] * num_streams
@@ -268,7 +267,7 @@ class _Run:
         try:
             return self.resource.take(step.nbytes, ALIGNMENT, place)
         except OutOfDeviceMemory:
-            self._stall(step)
+            self.backend.synchronize_blocking()
             self.resource.trim()
             piece = self.resource.take(step.nbytes, ALIGNMENT, place)
             self.num_stalls += 1
@@ -298,22 +297,15 @@ class _Run:
         if not self.lag_s:
             return
         if stream.num_work >= self.backend.num_queued_max:  # as the driver holds a program up
-            self._stall(step)
-        now_s = step.time_s + self.delay_s
-        until_s = now_s + self.lag_s
-        seconds = until_s - max(now_s, busy[step.stream])
+            self.backend.synchronize_blocking()
+        until_s = step.time_s + self.lag_s
+        seconds = until_s - max(step.time_s, busy[step.stream])
         if seconds > 0:
             self.backend.launch(stream, self.config, self.kernel, seconds)
             busy[step.stream] = until_s
 
-    def _stall(self, step: Step) -> None:
-        """Wait for the device; the rest of the log is that much later."""
-        self.backend.synchronize_blocking()
-        self.delay_s = max(self.delay_s, self.backend.clock_s() - step.time_s)
-
     def _pass_time(self, time_s: float) -> None:
         """The device gets as far as it is at that time of the log."""
-        now_s = time_s + self.delay_s
-        while self.backend.advance(0, now_s):
+        while self.backend.advance(0, time_s):
             pass
-        self.backend.skip_to(0, now_s, True)
+        self.backend.skip_to(0, time_s, True)

@@ -116,11 +116,11 @@ def test_bytes_on_their_way_count_too(ground: Ground) -> None:
 
 def test_those_who_wait_for_memory_are_told_of_a_free(ground: Ground) -> None:
     told: list[int] = []
-    stream = ground.stream()
+    place = ground.space.place(ground.stream())
     limited = LimitingResourceAdaptor(Upstream(), 512, device=0)
-    block = limited.allocate(512, stream=stream)
+    piece = limited.take(512, 256, place)
     ground.space.listeners.append(lambda: told.append(limited.get_allocated_bytes()))
-    limited.deallocate(block, stream=stream)
+    limited.give(piece, place)  # as the runtime does, of whichever device
     assert told == [0]
 
 
