@@ -12,7 +12,7 @@ import pytest
 from upstreams import Ground, Upstream, simulated
 
 from streamflow.backends.memory import Location, MemoryKind
-from streamflow.errors import OutOfDeviceMemory
+from streamflow.errors import DeviceError, OutOfDeviceMemory
 from streamflow.memory import (
     AlignedResourceAdaptor,
     CudaMemoryResource,
@@ -211,6 +211,14 @@ def test_the_callback_is_asked_a_bounded_number_of_times(ground: Ground) -> None
     assert "after 5 retries" in caught.value.__notes__[0]
 
 
+def test_a_plain_memory_error_is_one_too(ground: Ground) -> None:
+    upstream = Upstream(fails_at={0}, device=0)
+    upstream.error = MemoryError
+    retrying = FailureCallbackResourceAdaptor(upstream, lambda nbytes: True, 1)
+    retrying.allocate(1, stream=ground.stream())
+    assert upstream.num_takes == 2
+
+
 def test_other_errors_are_not_for_the_callback(ground: Ground) -> None:
     upstream = Upstream(fails_at={0}, device=0)
     upstream.error = RuntimeError
@@ -329,7 +337,7 @@ def test_a_prefetch_that_fails_leaves_nothing_half_made(
 ) -> None:
     Movable(ground, monkeypatch).error = RuntimeError("no")
     upstream = Upstream(device=0)
-    with pytest.raises(RuntimeError, match="no"):
+    with pytest.raises(DeviceError, match="prefetching 100 bytes: RuntimeError: no"):
         PrefetchResourceAdaptor(upstream).allocate(100, stream=ground.stream())
     assert not upstream.live
 
