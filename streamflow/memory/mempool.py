@@ -9,7 +9,7 @@ from streamflow.backends.memory import Location, MemorySupport, PoolAccess, Pool
 from streamflow.errors import DeviceError
 from streamflow.memory.current import checked_device, find_space
 from streamflow.memory.pool_attributes import PoolAttributes
-from streamflow.memory.pool_handle import PoolHandle, destroy_dropped, drop
+from streamflow.memory.pool_handle import PoolHandle
 from streamflow.memory.sizes import checked_size
 from streamflow.memory.space import Space
 
@@ -50,9 +50,8 @@ class MemoryPool:
 
     Notes
     -----
-    The release threshold starts at 0: every synchronisation gives unused memory back. One
-    that is dropped without :meth:`close` is destroyed by the next pool that is made, or with
-    the device.
+    The release threshold starts at 0: every synchronisation gives unused memory back. One that
+    is dropped without :meth:`close` is destroyed when memory is looked for, or with the device.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class MemoryPool:
         place = _location(location, space.index)
         max_nbytes = checked_size(max_size, "max_size")
         _check_support(backend.memory_support(), place, exportable, space.index)
-        destroy_dropped()
+        space.reap()
         handle = backend.create_pool(
             release_threshold_nbytes=0,
             max_nbytes=max_nbytes,
@@ -255,8 +254,8 @@ class MemoryPool:
 
     def __del__(self) -> None:
         known = getattr(self, "_known", None)
-        if known is not None and known.is_owned and not known.is_closed:
-            drop(known)  # a finaliser never calls the driver (R12)
+        if known is not None:
+            known.drop()  # a finaliser never calls the driver (R12)
 
     def __eq__(self, other: object) -> bool:
         """Whether both are the same pool of the driver."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from streamflow.backends.base import Backend
-from streamflow.errors import Closed
+from streamflow.errors import Closed, DeviceLost
 from streamflow.memory.release import Releaser
 from streamflow.scheduler.timeline import Ticket, Timeline
 
@@ -31,6 +31,9 @@ class Tenant(Protocol):
 
     def _reap(self) -> bool:
         """Free what was dropped. False where the resource was, too, and still holds something."""
+
+    def _is_empty(self) -> bool:
+        """Whether it holds no memory of the device."""
 
     def _on_space_closing(self) -> None:
         """Give everything back: nothing on the device uses it any more. May block."""
@@ -131,6 +134,7 @@ class Space:
                     for old in list(self._lines)[: _NUM_LINES_MAX // 2]:
                         del self._lines[old]
                 line = self._lines.setdefault(uid, Timeline(uid, stream, f"stream {uid}"))
+        line.stream = stream  # a stream may have several objects, of which one may be closed
         return Place(backend, line)
 
     def sync_place(self) -> Place:
@@ -204,9 +208,16 @@ class Space:
 
     def _close(self) -> None:
         """The last backend is about to close, and the device has drained."""
-        # The outer ones first: each gives back to those below it.
         tenants = {id(tenant): tenant for tenant in (*self.tenants.values(), *self.dropped)}
         errors: list[Exception] = []
+        if not all(tenant._is_empty() for tenant in tenants.values()):
+            try:
+                self.backend.synchronize_blocking()  # the runtime drained what it knew of
+            except Exception as error:
+                if not isinstance(self.backend.translate(error, "closing"), DeviceLost):
+                    errors.append(error)
+                    tenants.clear()  # what still runs keeps what it uses (R6)
+        # The outer ones first: each gives back to those below it.
         for tenant in sorted(tenants.values(), key=lambda one: one._depth, reverse=True):
             try:
                 tenant._on_space_closing()

@@ -384,7 +384,11 @@ class Transfers:
         out, into = Transfers(src._core), Transfers(dst._core)
         got = out._get(src, None, (None if is_to_here else explicit) or out._d2h, first)
         moved = into._put_result(got, dst, explicit if is_to_here else None, NOTHING)[1]
-        return moved if is_to_here else end_here(core, moved, explicit)
+        if is_to_here:
+            return moved
+        seen: Op[Any] = Op(core, "copy", None)
+        end_here(core, moved, explicit, seen)
+        return seen
 
     def _copy_on_host(self, dst: Any, src: Any, after: Sequence[Any]) -> Op[Array]:
         core = self._core

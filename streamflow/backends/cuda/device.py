@@ -5,6 +5,7 @@ Every driver call here, cuda.core's and cuda.bindings' alike, releases the GIL.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from math import inf
@@ -45,6 +46,9 @@ _CONTEXTS: dict[int, Any] = {}
 _QUARANTINE: list[Any] = []
 """What was closed while work was running: never destroyed."""
 
+_open: dict[int, list[CudaBackend]] = {}
+_open_lock = threading.Lock()
+
 
 class CudaBackend(PoolVerbs):
     """GPU ``index`` through its primary context, shared with every library in the process.
@@ -84,13 +88,15 @@ class CudaBackend(PoolVerbs):
         _CONTEXTS[index] = self._handle
         self._streams = StreamTable()
         self._pools: dict[int, Any] = {}
-        self._host_pools: set[int] = set()
+        self._shared_pools: set[int] = set()
         self._kernels = KernelLoader(self._device)
         self._is_lost = False
         self._is_closed = False
         self.properties = self._read_properties()
         # The hot path calls cuda.core itself; the method below it states the contract.
         self.launch = launch  # type: ignore[method-assign]
+        with _open_lock:
+            _open.setdefault(index, []).append(self)
 
     # -- device ------------------------------------------------------------------
     def set_current(self) -> None:
@@ -122,6 +128,13 @@ class CudaBackend(PoolVerbs):
         if self._is_closed:
             return
         self._is_closed = True
+        with _open_lock:
+            others = _open[self.index]
+            others.remove(self)
+            if others and not self._is_lost:
+                # A resource serves every open device of a GPU: pools it made here go on there.
+                others[0]._pools.update(self._pools)
+                self._pools = {}
         pools, self._pools = self._pools, {}
         if self._is_lost:
             # Every call would fail: the driver reclaims a dead context with the process.
@@ -202,7 +215,7 @@ class CudaBackend(PoolVerbs):
             self.set_current()
         (error,) = _copy_h2d(dst, src, nbytes, self._streams[stream])
         if error:
-            raise DriverCallError(error, "cuMemcpyHtoDAsync")
+            self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyHtoDAsync"))
 
     def copy_d2h(self, dst: int, src: int, nbytes: int, stream: Any, /) -> None:
         """Copy from the device to pinned host memory."""
@@ -210,7 +223,7 @@ class CudaBackend(PoolVerbs):
             self.set_current()
         (error,) = _copy_d2h(dst, src, nbytes, self._streams[stream])
         if error:
-            raise DriverCallError(error, "cuMemcpyDtoHAsync")
+            self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyDtoHAsync"))
 
     def copy_d2d(self, dst: int, src: int, nbytes: int, stream: Any, /) -> None:
         """Copy within the device."""
@@ -218,7 +231,24 @@ class CudaBackend(PoolVerbs):
             self.set_current()
         (error,) = _copy_d2d(dst, src, nbytes, self._streams[stream])
         if error:
-            raise DriverCallError(error, "cuMemcpyDtoDAsync")
+            self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyDtoDAsync"))
+
+    def _copy_plain(
+        self, dst: int, src: int, nbytes: int, stream: Any, error: DriverCallError
+    ) -> None:
+        """Copy by addresses alone what was refused, or raise ``error``.
+
+        A device may read plain host memory, but calls that name the sides of a copy take only
+        what the driver knows to lie on a device.
+        """
+        if (
+            error.code != "CUDA_ERROR_INVALID_VALUE"
+            or not self.memory_support().has_pageable_access
+        ):
+            raise error
+        (again,) = driver.cuMemcpyAsync(dst, src, nbytes, self._streams[stream])
+        if again:
+            raise error
 
     def copy_peer(
         self, dst: int, dst_index: int, src: int, src_index: int, nbytes: int, stream: Any, /

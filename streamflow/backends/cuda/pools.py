@@ -54,7 +54,8 @@ class PoolVerbs(MemoryVerbs):
 
     _num_devices: int
     _pools: dict[int, Any]
-    _host_pools: set[int]
+    _shared_pools: set[int]
+    """Managed, or on the host: any device may be let in."""
     _default: Any = None
 
     def create_pool(
@@ -76,14 +77,16 @@ class PoolVerbs(MemoryVerbs):
         try:
             # cuda.core's pools have read-only attributes; the threshold starts at 0.
             self.set_pool_attribute(pool, PoolAttribute.RELEASE_THRESHOLD, release_threshold_nbytes)
-            if location is not None and location.kind != "device" and not is_managed:
+            is_on_host = location is not None and location.kind != "device"
+            if is_on_host and not is_managed:
                 # At first the host alone reaches such a pool.
                 self._set_access(pool, self.index, PoolAccess.READ_WRITE)
-                self._host_pools.add(int(pool))
         except BaseException:
             driver.cuMemPoolDestroy(pool)
             raise
         self._pools[int(pool)] = pool
+        if is_managed or is_on_host:
+            self._shared_pools.add(int(pool))
         return pool
 
     def destroy_pool(self, pool: Any, /) -> None:
@@ -147,6 +150,11 @@ class PoolVerbs(MemoryVerbs):
 
     def set_current_pool(self, pool: Any, /) -> None:
         """``cuDeviceSetMemPool``: refused for a pool that doesn't lie on this device."""
+        if int(pool) in self._shared_pools:
+            raise DeviceError(
+                f"the current pool of device {self.index} is one that lies there, not on the host "
+                "or wherever it is used"
+            )
         check(driver.cuDeviceSetMemPool(self.index, pool), "cuDeviceSetMemPool")
 
     def can_access_peer(self, device_index: int, /) -> bool:
@@ -175,7 +183,7 @@ class PoolVerbs(MemoryVerbs):
                 )
         elif (
             access is not PoolAccess.NONE
-            and int(pool) not in self._host_pools
+            and int(pool) not in self._shared_pools
             and not self._can_access(device_index, self.index)
         ):
             raise DeviceError(f"device {device_index} cannot reach the memory of {self.index}")

@@ -87,7 +87,7 @@ class Verbs(pools.PoolVerbs):
         self.index = 0
         self._num_devices = 2
         self._pools = {}
-        self._host_pools = set()
+        self._shared_pools = set()
         self._streams = {"s": "CUstream"}  # type: ignore[assignment]
         self.num_current = 0
 
@@ -322,6 +322,9 @@ def test_a_pool_on_the_host_is_opened_to_its_device(
     # Any other device may be let in as well: no peers are needed.
     verbs.set_pool_access_blocking(pool, 1, PoolAccess.READ_WRITE)
     assert not fake.made("cuDeviceCanAccessPeer")
+    with pytest.raises(DeviceError, match="one that lies there"):
+        verbs.set_current_pool(pool)
+    assert not fake.made("cuDeviceSetMemPool")
 
 
 @pytest.mark.parametrize("location", [None, Location("device", 0), Location("host")])
@@ -473,3 +476,36 @@ def test_system_memory_is_numpys(verbs: Verbs) -> None:
     address = verbs.allocate_system(64, 256)
     assert isinstance(memory._system[address], np.ndarray)
     verbs.free_system(address)
+
+
+def _device(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A whole backend, but for its making."""
+    from streamflow.backends.cuda import device
+
+    monkeypatch.setattr(device, "driver", fake)
+    for name in ("_copy_h2d", "_copy_d2h", "_copy_d2d"):
+        monkeypatch.setattr(device, name, lambda dst, src, nbytes, stream: (INVALID,))
+    made = object.__new__(device.CudaBackend)
+    made.index, made._num_devices, made._streams = 0, 1, {"s": "CUstream"}
+    return made
+
+
+@pytest.mark.parametrize("way", ["copy_h2d", "copy_d2h", "copy_d2d"])
+def test_a_copy_of_plain_host_memory_goes_by_its_addresses(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    device = _device(fake, monkeypatch)
+    getattr(device, way)(0x10, 0x20, 9, "s")
+    assert fake.made("cuMemcpyAsync") == [[0x10, 0x20, 9, "CUstream"]]
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_a_copy_that_is_refused_either_way_is_an_error(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, is_readable: bool
+) -> None:
+    fake.device_attributes[ASK.CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS] = int(is_readable)
+    fake.answers["cuMemcpyAsync"] = lambda *args: (INVALID,)
+    device = _device(fake, monkeypatch)
+    with pytest.raises(DriverCallError, match="cuMemcpyHtoDAsync"):
+        device.copy_h2d(0x10, 0x20, 9, "s")
+    assert bool(fake.made("cuMemcpyAsync")) is is_readable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ class Lab:
         self.device: SimDevice = open_device(index, settings, loop_key)
         self.space: Space = enter_space(self.device)
         self.is_open = True
+        self._has_left = False
         self._streams: list[Any] = []
 
     def stream(self) -> Any:
@@ -51,6 +53,11 @@ class Lab:
         while self.device.advance(0):
             pass
 
+    def without(self, **changes: Any) -> None:
+        """Have the device say that it lacks something."""
+        support = dataclasses.replace(self.device.memory_support(), **changes)
+        self.device.memory_support = lambda: support  # type: ignore[method-assign]
+
     def calls(self) -> Counter[str]:
         """Calls of the driver that allocate or free."""
         return Counter({name: self.device.counts[name] for name in _DRIVER})
@@ -60,11 +67,18 @@ class Lab:
         free, total = self.device.memory_info()
         return total - free
 
+    def leave(self) -> None:
+        """What closing does first: resources give back what they have."""
+        if self.device.controls().fault is None:
+            self.device.synchronize_blocking()
+        leave_space(self.space, self.device)
+        self._has_left = True
+
     def close(self) -> None:
         if self.is_open:
             self.is_open = False
-            self.device.synchronize_blocking()
-            leave_space(self.space, self.device)
+            if not self._has_left:
+                self.leave()
             self.device.close()
 
 
