@@ -116,12 +116,12 @@ def test_bytes_on_their_way_count_too(ground: Ground) -> None:
 
 def test_those_who_wait_for_memory_are_told_of_a_free(ground: Ground) -> None:
     told: list[int] = []
-    place = ground.space.place(ground.stream())
+    stream = ground.stream()
     limited = LimitingResourceAdaptor(Upstream(), 512, device=0)
-    piece = limited.take(512, 256, place)
+    block = limited.allocate(512, stream=stream)
     ground.space.listeners.append(lambda: told.append(limited.get_allocated_bytes()))
-    limited.give(piece, place)  # as the runtime does, of whichever device
-    assert told == [0]
+    limited.deallocate(block, stream=stream)
+    assert told == [0]  # when the bytes no longer count
 
 
 def test_a_closed_device_gives_the_bytes_back() -> None:
