@@ -8,6 +8,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from streamflow.backends.origin import ON_BEHALF
 from streamflow.errors import Closed, DeadlineExceeded, OutOfDeviceMemory
 from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.runtime.array import DeviceArray
@@ -51,6 +52,7 @@ class Waiter:
     ) -> None:
         self.make = make
         self.context = copy_context()  # of its scope and its current stream
+        self.context.run(ON_BEHALF.set, origin)
         self.nbytes = nbytes
         self.origin = origin
         self.called_s = core.clock_s()
