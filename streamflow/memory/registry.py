@@ -11,10 +11,10 @@ from streamflow.memory.current import checked_device, current_device
 from streamflow.memory.resource import DeviceMemoryResource
 
 __all__ = [
+    "EVER_CHOSEN",
     "Using",
     "get_current_device_resource",
     "get_per_device_resource",
-    "is_any_chosen",
     "reset_current_device_resource",
     "reset_per_device_resource",
     "resource_in_use",
@@ -30,6 +30,8 @@ _initial: dict[int, DeviceMemoryResource] = {}
 """What each device starts with and resets to: made once, since live blocks may be of it."""
 _set: dict[int, DeviceMemoryResource] = {}
 """What a program chose. Both keep their resources until the process ends."""
+EVER_CHOSEN: list[bool] = []
+"""Empty until a program has set or used any resource: every allocation asks this first."""
 _used: ContextVar[tuple[Using, ...]] = ContextVar("streamflow_using_resources", default=())
 """Every ``with using(...):`` of this task that has not been left, outermost first."""
 
@@ -91,6 +93,7 @@ def set_per_device_resource(device: Any, resource: DeviceMemoryResource) -> Devi
     with _lock:
         previous = _set[ordinal] if ordinal in _set else _initial_for(ordinal)
         _set[ordinal] = checked
+    EVER_CHOSEN[:] = [True]
     return previous
 
 
@@ -175,6 +178,7 @@ class Using:
         self.resource = resource
 
     def __enter__(self) -> DeviceMemoryResource:
+        EVER_CHOSEN[:] = [True]
         _used.set((*_used.get(), self))
         return self.resource
 
@@ -205,11 +209,6 @@ def resource_in_use() -> DeviceMemoryResource | None:
 def resource_set_for(ordinal: int) -> DeviceMemoryResource | None:
     """What a program has set for a device; None where it is as it started."""
     return _set.get(ordinal)
-
-
-def is_any_chosen() -> bool:
-    """Whether anything is in use here, or set for any device. Quick: every allocation asks."""
-    return bool(_used.get() or _set)
 
 
 def _initial_for(ordinal: int) -> DeviceMemoryResource:

@@ -12,7 +12,7 @@ from weakref import ref
 import numpy as np
 
 from streamflow.errors import OutOfDeviceMemory, StreamflowError
-from streamflow.memory.registry import is_any_chosen, resource_in_use, resource_set_for
+from streamflow.memory.registry import resource_in_use, resource_set_for
 from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource, Piece
 from streamflow.memory.space import Place
 from streamflow.runtime.array import Allocation, DeviceArray
@@ -71,8 +71,6 @@ class Memory:
         ValueError
             One of another device.
         """
-        if memory is None and self.default is None and not is_any_chosen():
-            return None
         index = self._core.backend.index
         if memory is not None:
             if not isinstance(memory, DeviceMemoryResource):

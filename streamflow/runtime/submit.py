@@ -11,6 +11,7 @@ import numpy as np
 from anyio.lowlevel import checkpoint
 
 from streamflow.backends.origin import caller
+from streamflow.memory.registry import EVER_CHOSEN
 from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.runtime.array import DeviceArray, checked_dtype, checked_shape
 from streamflow.runtime.core import Core
@@ -89,7 +90,9 @@ class Submit(ABC):
                 line = least_loaded(core.compute)
             else:
                 line = placement.pick("empty", "empty", ())
-        resource = core.memory.choose(memory)
+        resource = None
+        if memory is not None or EVER_CHOSEN or core.memory.default is not None:
+            resource = core.memory.choose(memory)
         return core.memory.array(dims, size, checked, line, _getframe(1), resource)
 
     async def alloc(

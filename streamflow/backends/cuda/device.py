@@ -88,7 +88,6 @@ class CudaBackend(PoolVerbs):
         _CONTEXTS[index] = self._handle
         self._streams = StreamTable()
         self._pools: dict[int, Any] = {}
-        self._shared_pools: set[int] = set()
         self._kernels = KernelLoader(self._device)
         self._is_lost = False
         self._is_closed = False

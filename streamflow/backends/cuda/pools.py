@@ -48,14 +48,16 @@ _ACCESS = {
 }
 _ACCESS_BY_FLAG = {int(flag): access for access, flag in _ACCESS.items()}
 
+_shared_pools: set[int] = set()
+"""Handles of managed pools and of those on the host: any device may be let in. The process's,
+since a pool may outlive who made it; a handle that comes again is looked at again."""
+
 
 class PoolVerbs(MemoryVerbs):
     """Verbs of :class:`streamflow.backends.base.Backend`."""
 
     _num_devices: int
     _pools: dict[int, Any]
-    _shared_pools: set[int]
-    """Managed, or on the host: any device may be let in."""
     _default: Any = None
 
     def create_pool(
@@ -86,7 +88,9 @@ class PoolVerbs(MemoryVerbs):
             raise
         self._pools[int(pool)] = pool
         if is_managed or is_on_host:
-            self._shared_pools.add(int(pool))
+            _shared_pools.add(int(pool))
+        else:
+            _shared_pools.discard(int(pool))
         return pool
 
     def destroy_pool(self, pool: Any, /) -> None:
@@ -96,13 +100,13 @@ class PoolVerbs(MemoryVerbs):
         on an H200 with driver 580.159, destroying one that was in use made a later
         allocation from another pool crash the process.
         """
-        if int(pool) == int(self.default_pool()):
-            raise DeviceError("the default pool can't be destroyed")
         if int(pool) in self._pools:
             if int(self.current_pool()) == int(pool):
                 self.set_current_pool(self.default_pool())
             self.set_pool_attribute(pool, PoolAttribute.RELEASE_THRESHOLD, 0)
             self.trim_pool(pool, 0)
+        elif int(pool) == int(self.default_pool()):
+            raise DeviceError("the default pool can't be destroyed")
 
     def pool_info(self, pool: Any, /) -> PoolInfo:
         """The pool's counters now."""
@@ -150,7 +154,7 @@ class PoolVerbs(MemoryVerbs):
 
     def set_current_pool(self, pool: Any, /) -> None:
         """``cuDeviceSetMemPool``: refused for a pool that doesn't lie on this device."""
-        if int(pool) in self._shared_pools:
+        if int(pool) in _shared_pools:
             raise DeviceError(
                 f"the current pool of device {self.index} is one that lies there, not on the host "
                 "or wherever it is used"
@@ -183,7 +187,7 @@ class PoolVerbs(MemoryVerbs):
                 )
         elif (
             access is not PoolAccess.NONE
-            and int(pool) not in self._shared_pools
+            and int(pool) not in _shared_pools
             and not self._can_access(device_index, self.index)
         ):
             raise DeviceError(f"device {device_index} cannot reach the memory of {self.index}")

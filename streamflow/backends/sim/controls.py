@@ -31,6 +31,7 @@ FAIL_KINDS = (
     "copy_d2d",
     "copy_peer",
     "fill",
+    "prefetch",
     "allocate",
     "free",
 )

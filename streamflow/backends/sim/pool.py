@@ -260,6 +260,9 @@ class SimPool:
         self.reserved_nbytes = self._used = 0
 
     def _reuse(self, size: int, stream: SimStream) -> Block | None:
+        shelf = self._free.get(size)
+        if shelf is not None and stream in shelf:  # what a loop does over and over
+            return self._unshelve(size, stream)
         first = bisect_left(self._capacities, size)
         fitting = self._capacities[first : first + _NUM_LOOKED_AT]
         capacities = [capacity for capacity in fitting if capacity <= 2 * size]

@@ -87,7 +87,6 @@ class Verbs(pools.PoolVerbs):
         self.index = 0
         self._num_devices = 2
         self._pools = {}
-        self._shared_pools = set()
         self._streams = {"s": "CUstream"}  # type: ignore[assignment]
         self.num_current = 0
 
@@ -100,6 +99,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     driver = FakeDriver()
     for module in (memory, pools, support):
         monkeypatch.setattr(module, "driver", driver)
+    monkeypatch.setattr(pools, "_shared_pools", set())
     return driver
 
 
@@ -325,6 +325,14 @@ def test_a_pool_on_the_host_is_opened_to_its_device(
     with pytest.raises(DeviceError, match="one that lies there"):
         verbs.set_current_pool(pool)
     assert not fake.made("cuDeviceSetMemPool")
+
+
+def test_a_handle_that_comes_again_is_another_pool(fake: FakeDriver, verbs: Verbs) -> None:
+    verbs.create_pool(release_threshold_nbytes=0, location=Location("host"))
+    pool = Verbs().create_pool(release_threshold_nbytes=0)
+    with pytest.raises(DeviceError, match="cannot reach"):
+        verbs.set_pool_access_blocking(pool, 1, PoolAccess.READ_WRITE)
+    verbs.set_current_pool(pool)
 
 
 @pytest.mark.parametrize("location", [None, Location("device", 0), Location("host")])

@@ -5,6 +5,7 @@ import pytest
 
 from streamflow.backends.base import Backend, KernelSpec
 from streamflow.backends.memory import Location, MemoryAdvice, PoolAccess, PoolAttribute
+from streamflow.backends.sim import host_memory
 from streamflow.backends.sim.controls import FAIL_KINDS
 from streamflow.errors import DeviceError, DeviceLost, LaunchFailed, OutOfDeviceMemory
 
@@ -124,7 +125,8 @@ def submits(lab, open_lab):
     address = lab.allocate(stream, 64)
     peer = open_lab(1)
     there = peer.allocate(peer.stream(), 64)
-    return {
+    managed = device.allocate_managed_blocking(64)
+    yield {
         "launch": lambda: lab.mark(stream, "launch"),
         "call": lambda: device.call(stream, "call", lambda: None, ()),
         "copy_h2d": lambda: device.copy_h2d(address, host, 64, stream),
@@ -132,9 +134,11 @@ def submits(lab, open_lab):
         "copy_d2d": lambda: device.copy_d2d(address, address + 32, 32, stream),
         "copy_peer": lambda: device.copy_peer(there, 1, address, 0, 64, stream),
         "fill": lambda: device.fill(address, b"x", 64, stream),
+        "prefetch": lambda: device.prefetch(managed, 64, Location("host"), stream),
         "allocate": lambda: lab.allocate(stream, 64),
         "free": lambda: device.deallocate(address, stream),
     }
+    host_memory.free(managed, host_memory.HostKind.MANAGED)
 
 
 def test_the_submissions_here_are_of_every_kind(submits):

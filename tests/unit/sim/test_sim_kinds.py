@@ -550,14 +550,6 @@ class TestPools:
         again.device.close()
         assert lab.device.pool_info(pool).used_nbytes == 512
 
-    def test_a_current_pool_goes_with_its_device(self, lab, open_lab):
-        again = open_lab()
-        pool = again.device.create_pool(release_threshold_nbytes=0)
-        again.device.set_current_pool(pool)
-        assert lab.device.current_pool() is pool
-        again.device.close()
-        assert lab.device.current_pool() is lab.device.default_pool()
-
     def test_another_devices_pool_is_never_current(self, lab, open_lab):
         other = open_lab(1)
         with pytest.raises(DeviceError, match="lies there"):
