@@ -285,11 +285,8 @@ def replay(
             help="What the simulated device has.  [default: 4GiB, or twice the log's peak]"
         ),
     ] = None,
-    work: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Seconds for which the device goes on using a block that was freed."
-        ),
+    lag: Annotated[
+        float, typer.Option(min=0, help="Seconds that the device is behind the program.")
     ] = 1e-4,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
@@ -320,7 +317,7 @@ def replay(
     outcomes = []
     for spec in specs:
         try:
-            outcomes.append(replaying.replay(plan, spec, memory_nbytes=nbytes, work_s=work))
+            outcomes.append(replaying.replay(plan, spec, memory_nbytes=nbytes, lag_s=lag))
         except sf.StreamflowError as error:  # some are also ValueErrors
             _fail(f"{spec.text}: {error}")
         except (TypeError, ValueError) as error:

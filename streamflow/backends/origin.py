@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 
-__all__ = ["caller", "describe", "here", "user_instruction"]
+__all__ = ["ON_BEHALF", "caller", "describe", "here", "user_instruction"]
+
+ON_BEHALF: ContextVar[tuple[CodeType, int] | None] = ContextVar("streamflow_caller", default=None)
+"""Where a call was made that is only carried out now, from the event loop."""
 
 _PACKAGE = Path(__file__).parents[1]
 _OWN = tuple(str(_PACKAGE / part) for part in ("runtime", "backends", "memory", "device.py"))

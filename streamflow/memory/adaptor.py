@@ -105,7 +105,11 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
 
     def _give_or_keep(self, piece: Piece, space: Space, place: Place) -> None:
         # Not a second time: the upstream may have it already where our own part failed.
-        self.give(piece, place)
+        try:
+            self.give(piece, place)
+        finally:
+            if piece.address:
+                space.count_blocks(-1)
 
     def _on_space_closing(self) -> None:
         self._drain()

@@ -7,7 +7,7 @@ from operator import index
 from typing import Any
 
 from streamflow.backends.memory import Location, MemoryKind
-from streamflow.errors import OutOfDeviceMemory
+from streamflow.errors import OutOfDeviceMemory, StreamflowError
 from streamflow.memory.adaptor import UpstreamResourceAdaptor
 from streamflow.memory.resource import (
     ALIGNMENT,
@@ -155,7 +155,7 @@ class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
             try:
                 # The upstream's own piece: there is nothing to remember for the free.
                 return self.upstream_mr.take(nbytes, alignment, place)
-            except OutOfDeviceMemory as error:
+            except MemoryError as error:  # OutOfDeviceMemory, or a callback resource's own
                 if num_retries == self._max_retries:
                     error.add_note(f"after {num_retries} retries, the most that max_retries allows")
                     raise
@@ -194,9 +194,11 @@ class PrefetchResourceAdaptor(UpstreamResourceAdaptor):
                     piece.address, nbytes, Location("device", backend.index), place.stream
                 )
                 place.num_calls += 1
-        except BaseException:
+        except BaseException as error:
             self.upstream_mr.give(piece, place)
-            raise
+            if isinstance(error, StreamflowError) or not isinstance(error, Exception):
+                raise
+            raise backend.translate(error, f"prefetching {nbytes} bytes") from error
         return piece
 
     def _give(self, piece: Piece, place: Place) -> None:

@@ -1,7 +1,7 @@
 """A log of allocations, run against a stack of resources on a simulated device.
 
-A log holds no kernels. Each block is taken to be in use on the device until some time after
-its free was called, as work that was submitted before the free runs after it.
+A log holds no kernels. Here the device is behind the program by a fixed time: it has done what
+was submitted before a free only so much later, and uses the block until then.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
+
 from streamflow.backends import open_backend
-from streamflow.backends.base import Backend, KernelSpec
+from streamflow.backends.base import Backend, KernelSpec, Parameter
 from streamflow.config import Settings, SimOptions
 from streamflow.errors import OutOfDeviceMemory
 from streamflow.memory.log import LogAction, LogRecord
@@ -22,6 +24,7 @@ from streamflow.memory.spec import ResourceSpec
 
 __all__ = ["Plan", "Replayed", "plan_replay", "replay"]
 
+_SECONDS = Parameter("seconds", "double", np.dtype(np.float64), None)
 _DAY_US = 24 * 60 * 60 * 10**6
 
 
@@ -145,7 +148,7 @@ def plan_replay(records: Sequence[LogRecord]) -> Plan:
     )
 
 
-def replay(plan: Plan, spec: ResourceSpec, *, memory_nbytes: int, work_s: float) -> Replayed:
+def replay(plan: Plan, spec: ResourceSpec, *, memory_nbytes: int, lag_s: float) -> Replayed:
     """Run a plan against one stack, on a simulated device of its own. Blocks.
 
     Parameters
@@ -154,8 +157,8 @@ def replay(plan: Plan, spec: ResourceSpec, *, memory_nbytes: int, work_s: float)
     spec : ResourceSpec
     memory_nbytes : int
         What the device has.
-    work_s : float
-        How long after a free was called the device still uses the block.
+    lag_s : float
+        How far the device is behind the program.
 
     Raises
     ------
@@ -164,12 +167,17 @@ def replay(plan: Plan, spec: ResourceSpec, *, memory_nbytes: int, work_s: float)
     StreamflowError
         It fails, other than by lack of memory.
     """
-    options = SimOptions(clock="virtual", memory_nbytes=memory_nbytes, check_races=False)
+    options = SimOptions(
+        clock="virtual",
+        memory_nbytes=memory_nbytes,
+        compute_slots=max(8, plan.num_streams),  # no stream is held up by another
+        check_races=False,
+    )
     backend = open_backend("sim", 0, Settings(sim=options), object())
     try:
         space = enter_space(backend)
         try:
-            run = _Run(backend, space, spec.make(), plan.num_streams, work_s)
+            run = _Run(backend, space, spec.make(), plan.num_streams, lag_s)
             for step in plan.steps:
                 run.take(step) if not step.is_free else run.give(step)
             run.finish()
@@ -189,14 +197,15 @@ class _Run:
         space: Space,
         resource: DeviceMemoryResource,
         num_streams: int,
-        work_s: float,
+        lag_s: float,
     ) -> None:
         self.backend: Any = backend  # a simulated one: it counts its calls
         self.resource = resource
-        self.work_s = work_s
+        self.lag_s = lag_s
         self.streams = [backend.create_stream() for _ in range(num_streams)]
         self.places = [space.place(stream) for stream in self.streams]
-        spec = KernelSpec("use", (), body=lambda: None, cost_s=lambda: work_s)
+        self.busy_until_s = [0.0] * num_streams
+        spec = KernelSpec("use", (_SECONDS,), body=lambda seconds: None, cost_s=float)
         self.kernel = backend.load_kernel(spec)
         self.config = backend.launch_config((1, 1, 1), (1, 1, 1), 0)
         self.pieces: dict[int, tuple[Piece, int]] = {}
@@ -211,7 +220,7 @@ class _Run:
         num_waits = self.backend.counts["wait"]
         start_ns = perf_counter_ns()
         try:
-            piece = self._take(step.nbytes, place)
+            piece = self._take(step, place)
         except OutOfDeviceMemory:
             self.num_failures += 1
             return
@@ -229,7 +238,7 @@ class _Run:
         if step.block not in self.pieces:  # the stack had no memory for it
             return
         self._pass_time(step.time_s)
-        self._give(step.block, step.stream, step.nbytes)
+        self._give(step)
 
     def finish(self) -> None:
         """Free what the log left, and let the device end its work."""
@@ -254,38 +263,49 @@ class _Run:
             free_us=self.free_ns / 1e3 / max(1, self.num_frees),
         )
 
-    def _take(self, nbytes: int, place: Place) -> Piece:
+    def _take(self, step: Step, place: Place) -> Piece:
         try:
-            return self.resource.take(nbytes, ALIGNMENT, place)
+            return self.resource.take(step.nbytes, ALIGNMENT, place)
         except OutOfDeviceMemory:
             self.backend.synchronize_blocking()
             self.resource.trim()
-            piece = self.resource.take(nbytes, ALIGNMENT, place)
+            piece = self.resource.take(step.nbytes, ALIGNMENT, place)
             self.num_stalls += 1
             return piece
 
-    def _give(self, block: int, stream: int, nbytes: int) -> None:
-        piece, made_on = self.pieces.pop(block)
-        place = self.places[stream]
-        if made_on != stream:  # the program saw to it that this free comes after all uses
-            event = self.backend.create_event()
-            self.streams[made_on].record(event)
-            place.stream.wait(event)
-            event.close()
-        if self.work_s:
-            if place.stream.num_work >= self.backend.num_queued_max:  # as a program would wait
-                self.backend.synchronize_blocking()
-            self.backend.launch(place.stream, self.config, self.kernel)
+    def _give(self, step: Step) -> None:
+        piece, made_on = self.pieces.pop(step.block)
+        place = self.places[step.stream]
+        self._use(step, made_on)
         num_waits = self.backend.counts["wait"]
         start_ns = perf_counter_ns()
         self.resource.give(piece, place)
         self.free_ns += perf_counter_ns() - start_ns
         self.num_waits += self.backend.counts["wait"] - num_waits
         self.num_frees += 1
-        self.live_nbytes -= nbytes
+        self.live_nbytes -= step.nbytes
+
+    def _use(self, step: Step, made_on: int) -> None:
+        """Keep the stream of a free busy for as long as the device still uses the block."""
+        stream, busy = self.streams[step.stream], self.busy_until_s
+        if made_on != step.stream:  # the program saw to it that this free comes after all uses
+            event = self.backend.create_event()
+            self.streams[made_on].record(event)
+            stream.wait(event)
+            event.close()
+            busy[step.stream] = max(busy[step.stream], busy[made_on])
+        if not self.lag_s:
+            return
+        if stream.num_work >= self.backend.num_queued_max:  # as the driver holds a program up
+            self.backend.synchronize_blocking()
+        until_s = step.time_s + self.lag_s
+        seconds = until_s - max(step.time_s, busy[step.stream])
+        if seconds > 0:
+            self.backend.launch(stream, self.config, self.kernel, seconds)
+            busy[step.stream] = until_s
 
     def _pass_time(self, time_s: float) -> None:
-        """The device gets as far as it had when the log was written."""
+        """The device gets as far as it is at that time of the log."""
         while self.backend.advance(0, time_s):
             pass
         self.backend.skip_to(0, time_s, True)

@@ -228,9 +228,7 @@ class DeviceMemoryResource(ABC):
         alignment = checked_alignment(alignment)
         checked = checked_nbytes(nbytes, alignment)
         place = self._place(stream)
-        piece = self.take(checked, alignment, place)
-        assert self._space is not None
-        return Block(self, piece, self._space, stream)
+        return self._block(self.take(checked, alignment, place), stream)
 
     def deallocate(self, block: Block, *, stream: Any) -> None:
         """Take ``block`` back, in the order of ``stream``.
@@ -278,8 +276,7 @@ class DeviceMemoryResource(ABC):
         piece = self.take(checked, alignment, place)
         if piece.address:
             _finish_blocking(place)
-        assert self._space is not None
-        return Block(self, piece, self._space, None)
+        return self._block(piece, None)
 
     def deallocate_sync(self, block: Block) -> None:
         """Take ``block`` back once all that was given to the device has ended. May block."""
@@ -383,6 +380,12 @@ class DeviceMemoryResource(ABC):
 
     # -- inside ------------------------------------------------------------------------------
 
+    def _block(self, piece: Piece, stream: Any) -> Block:
+        assert self._space is not None
+        if piece.address:
+            self._space.count_blocks(1)
+        return Block(self, piece, self._space, stream)
+
     def _place(self, stream: Any) -> Place:
         line = getattr(stream, "_line", None)
         owner = getattr(line, "owner", None)
@@ -452,6 +455,8 @@ class DeviceMemoryResource(ABC):
         except BaseException:
             self._dropped.append((piece, space, place.stream))
             raise
+        if piece.address:
+            space.count_blocks(-1)
 
     def _give_after_all_blocking(self, piece: Piece, space: Space, stream: Any) -> None:
         place = space.sync_place()
@@ -463,6 +468,7 @@ class DeviceMemoryResource(ABC):
                 self._post(piece, space, stream)
             return
         self.give(piece, place)
+        space.count_blocks(-1)
 
     def _post(self, piece: Piece, space: Space, stream: Any) -> None:
         """Have ``piece`` freed by whoever calls next. For finalisers: takes no lock (R12)."""

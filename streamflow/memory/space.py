@@ -63,11 +63,13 @@ class Space:
         self.dropped: deque[Tenant] = deque()
         self.listeners: list[Callable[[], None]] = []
         self._backends: list[Backend] = []
+        self._caches: dict[int, Callable[[], None]] = {}  # by the id of the backend
+        self._num_blocks = 0
         self._releaser = Releaser(f"streamflow-release-{backend.index}", self._after_release)
         self._events: dict[int, deque[Any]] = {}  # by the id of the backend, which ends them
         self._lines: dict[int, Timeline] = {}  # of streams that no device of ours made
         self._own: dict[str, Place] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection inside may free a block in its finaliser
 
     @property
     def backend(self) -> Backend:
@@ -86,6 +88,22 @@ class Space:
     @property
     def is_open(self) -> bool:
         return bool(self._backends)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several devices are open here, or the program holds blocks of its own."""
+        return len(self._backends) > 1 or self._num_blocks > 0
+
+    def count_blocks(self, num: int) -> None:
+        """``num`` more blocks are in the program's hands, or fewer."""
+        with self._lock:
+            self._num_blocks += num
+
+    def trim_caches(self) -> None:
+        """Have every open device here give back what its own pool keeps for later."""
+        with self._lock:
+            for trim in self._caches.values():
+                trim()
 
     def has(self, backend: object) -> bool:
         """Whether ``backend`` is one of the open ones."""
@@ -280,18 +298,23 @@ _lock = threading.Lock()
 _spaces: dict[Any, Space] = {}
 
 
-def enter_space(backend: Backend) -> Space:
-    """The space of a backend that was just opened."""
+def enter_space(backend: Backend, trim: Callable[[], None] | None = None) -> Space:
+    """The space of a backend that was just opened; ``trim()`` gives back what it keeps unused."""
     with _lock:
         space = _spaces.get(backend.space)
         if space is None:
             space = _spaces[backend.space] = Space(backend)
         space._backends.append(backend)
+    if trim is not None:
+        with space._lock:
+            space._caches[id(backend)] = trim
     return space
 
 
 def leave_space(space: Space, backend: Backend, *, keeps: bool = False) -> None:
     """``backend`` is about to close; may block. ``keeps``: something is still running (R6)."""
+    with space._lock:
+        space._caches.pop(id(backend), None)
     with _lock:
         is_last = space._backends == [backend]
         if is_last:

@@ -8,7 +8,7 @@ from traceback import FrameSummary, StackSummary, walk_stack
 from types import CodeType
 from typing import Any, TypeAlias
 
-from streamflow.backends.origin import caller, describe
+from streamflow.backends.origin import ON_BEHALF, caller, describe
 from streamflow.memory.adaptor import UpstreamResourceAdaptor
 from streamflow.memory.resource import DeviceMemoryResource, Piece
 from streamflow.memory.space import Place
@@ -27,7 +27,8 @@ class OutstandingAllocation:
     line: str
     """File and line of the program that asked for it."""
     stack: tuple[FrameSummary, ...]
-    """The calls that led there, outermost first; empty without ``capture_stacks``."""
+    """The calls that led there, outermost first; empty without ``capture_stacks``, and for what
+    was waited for."""
 
 
 class TrackingResourceAdaptor(UpstreamResourceAdaptor):
@@ -87,19 +88,24 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
         )
 
     def _take(self, nbytes: int, alignment: int, place: Place) -> Piece:
-        inner = self.upstream_mr.take(nbytes, alignment, place)
-        frame = caller(2)
-        stack: tuple[FrameSummary, ...] = ()
-        if self._captures_stacks:  # source lines are looked up when somebody reads them
-            summary = StackSummary.extract(walk_stack(frame), lookup_lines=False)
-            stack = tuple(reversed(summary))
-        # Lines are worked out when somebody asks: that takes longer than all the rest.
-        known = frame.f_code, frame.f_lasti, stack
-        piece = self._wrap(inner, nbytes, alignment)
+        known = self._called_from()  # before there is something to lose
+        piece = self._wrap(self.upstream_mr.take(nbytes, alignment, place), nbytes, alignment)
         with self._lock:
             self._outstanding[piece] = known
             self._outstanding_nbytes += nbytes
         return piece
+
+    def _called_from(self) -> _Known:
+        # As it is: to work out lines takes longer than all the rest, so who asks for them does.
+        earlier = ON_BEHALF.get()
+        if earlier is not None:  # the stack of that call is gone
+            return *earlier, ()
+        frame = caller(3)
+        stack: tuple[FrameSummary, ...] = ()
+        if self._captures_stacks:
+            summary = StackSummary.extract(walk_stack(frame), lookup_lines=False)
+            stack = tuple(reversed(summary))
+        return frame.f_code, frame.f_lasti, stack
 
     def _give(self, piece: Piece, place: Place) -> None:
         with self._lock:

@@ -225,10 +225,9 @@ class Memory:
         for line in core.lines:
             core.reap(line)
         core.space.reap()
-        if self.is_patient:
-            return
-        core.backend.trim_pool(self.pool, 0)
-        if resource is not None:
+        if core.space.is_shared or not self.is_patient:
+            core.space.trim_caches()
+        if resource is not None and not self.is_patient:
             resource.trim()
 
     def free(
@@ -245,8 +244,8 @@ class Memory:
         piece = None if known is None else known[3]
         op: Op[None] = Op(core, "free", None, frame)
         op._freed_nbytes = root.stop
-        if core.is_memory_short:
-            self.queue.freed()
+        if core.space.listeners:
+            core.space.freed()
         deps: list[Ticket] = []
         root.before_write(deps)
         line = None
@@ -366,6 +365,10 @@ class Memory:
             # Gone, and its finaliser's note not read yet: all uses have ended.
             root = Region(op.ticket, 0, nbytes) if memory is None else memory.root
             self.free(address, op.ticket.timeline, root)
+
+    def trim(self) -> None:
+        """Give back what the owned pool keeps for later. Any thread."""
+        self._core.backend.trim_pool(self.pool, 0)
 
     def close(self) -> None:
         """Destroy the pool."""

@@ -128,7 +128,7 @@ class Core:
         self.compute = [self.make_timeline(f"compute{n}") for n in range(settings.compute_lanes)]
         self.h2d, self.d2h, self.free_lane = map(self.make_timeline, ("h2d", "d2h", "free"))
         self.memory = Memory(self)
-        self.space = enter_space(backend)
+        self.space = enter_space(backend, self.memory.trim)
         guard(self)
 
     def choose_ways(self) -> None:

@@ -8,6 +8,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from streamflow.backends.origin import ON_BEHALF
 from streamflow.errors import Closed, DeadlineExceeded, OutOfDeviceMemory
 from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.runtime.array import DeviceArray
@@ -28,6 +29,8 @@ _NUM_PATIENT_TURNS = 4
 """Turns of the loop before a circle of waiters is taken for one: each may be about to free."""
 
 
+_LOOK_S = 0.02
+"""How often to look where other devices of the same GPU may bring memory back."""
 _HOPELESS = "waiting is of no use: whoever holds memory waits for more, and no free is pending"
 
 
@@ -51,6 +54,7 @@ class Waiter:
     ) -> None:
         self.make = make
         self.context = copy_context()  # of its scope and its current stream
+        self.context.run(ON_BEHALF.set, origin)
         self.nbytes = nbytes
         self.origin = origin
         self.called_s = core.clock_s()
@@ -87,6 +91,7 @@ class MemoryQueue:
         self._watched: set[Any] = set()  # tickets of frees whose end serves the queue
         self._is_due = False
         self._num_turns = 0
+        self._stop_looking: Callable[[], None] | None = None
 
     async def take(
         self,
@@ -154,11 +159,6 @@ class MemoryQueue:
         assert array is not None
         return array
 
-    def freed(self) -> None:
-        """A free is being submitted."""
-        self._num_turns = 0
-        self._soon()
-
     def fail(self, error: BaseException) -> None:
         """Nobody will get anything any more."""
         for queue in self.waiters.values():
@@ -185,6 +185,9 @@ class MemoryQueue:
         if not self.waiters:
             self._be_short(False)
             self._watched.clear()
+            if self._stop_looking is not None:
+                self._stop_looking()
+                self._stop_looking = None
 
     def _be_short(self, is_short: bool) -> None:
         """While somebody waits: hear of frees elsewhere, and look at all that runs (R2, R11)."""
@@ -198,8 +201,12 @@ class MemoryQueue:
         core.choose_ways()
 
     def _heard(self) -> None:
-        """Memory came back elsewhere. Any thread."""
-        self._core.shell.call_soon_threadsafe(self._soon)
+        """Memory came back, or soon will. Any thread."""
+        self._num_turns = 0
+        if self._core.is_here():
+            self._soon()
+        else:
+            self._core.shell.call_soon_threadsafe(self._soon)
 
     def _soon(self) -> None:
         if not self._is_due:
@@ -244,6 +251,9 @@ class MemoryQueue:
                     self._watched.add(op.ticket)
                     core.when_ended(op.ticket, partial(self._op_ended, op.ticket))
             return
+        if core.space.is_shared:  # what others have freed may be some way from its end
+            self._look_again()
+            return
         if not self._is_circle():
             return
         self._num_turns += 1
@@ -255,6 +265,15 @@ class MemoryQueue:
             if newest in queue:
                 newest.error = describe_shortage(core, newest.nbytes, resource, None, _HOPELESS)
                 newest.end()
+
+    def _look_again(self) -> None:
+        if self._stop_looking is None:
+            self._stop_looking = self._core.shell.call_later(_LOOK_S, self._looked)
+
+    def _looked(self) -> None:
+        self._stop_looking = None
+        if self.waiters:
+            self._soon()
 
     def _op_ended(self, ticket: Any) -> None:
         self._watched.discard(ticket)

@@ -163,6 +163,32 @@ def test_cr6_arrays_in_cycles_with_the_collector_at_every_allocation(run: Any) -
     run(main)
 
 
+def test_an_array_that_was_waited_for_is_listed_by_the_line_that_waited(run: Any) -> None:
+    async def main() -> None:
+        limited = LimitingResourceAdaptor(CudaMemoryResource(), MIB)
+        tracking = TrackingResourceAdaptor(limited, capture_stacks=True)
+        async with virtual() as dev:
+            with using(tracking):
+                held = dev.empty(MIB, np.uint8)
+                (before,) = tracking.get_outstanding_allocations().values()
+
+                async def let_go() -> None:
+                    held.free()
+
+                async with anyio.create_task_group() as group:
+                    group.start_soon(let_go)
+                    array = await dev.alloc(MIB, np.uint8)
+                (after,) = tracking.get_outstanding_allocations().values()
+                # The await stands eight lines below the first allocation.
+                name, _, line = before.line.partition(":")
+                assert after.line == f"{name}:{int(line) + 8}"
+                assert before.stack
+                assert not after.stack
+                array.free()
+
+    run(main)
+
+
 def test_what_is_out_is_listed_by_the_line_that_made_it(run: Any) -> None:
     async def main() -> None:
         tracking = TrackingResourceAdaptor(CudaMemoryResource())

@@ -399,3 +399,38 @@ def test_many_tasks_share_little_memory(run):
             assert not dev._core.space.listeners
 
     run(main)
+
+
+@pytest.mark.parametrize("holder", ["a device", "a limit both share", "a block"])
+def test_what_others_on_the_gpu_hold_is_waited_for(run, holder):
+    async def main():
+        shared = None
+        if holder == "a limit both share":
+            shared = sf.memory.LimitingResourceAdaptor(sf.memory.CudaMemoryResource(), 50 * MIB)
+        async with small(memory=shared) as a, small(memory=shared) as b:
+            box, stream = [], a.stream()
+            if holder == "a block":
+                raw = sf.memory.CudaMemoryResource()
+                box.append(raw.allocate(40 * MIB, stream=stream))
+            else:
+                box.append(a.empty(40 * MIB, np.uint8))
+            got = []
+
+            async def want():
+                got.append(await b.alloc(40 * MIB, np.uint8))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(want)
+                await turns(50)
+                assert not got
+                if holder == "a block":
+                    raw.deallocate(box.pop(), stream=stream)
+                else:
+                    box.pop().free()
+                with anyio.fail_after(10):
+                    while not got:
+                        await anyio.sleep(0.001)
+            b.fill(got[0], 1)
+            assert (await b.get(got.pop()[:4])).tolist() == [1] * 4
+
+    run(main)

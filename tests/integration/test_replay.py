@@ -43,7 +43,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_it_compares_stacks_side_by_side(log: Path) -> None:
-    result = run_replay(log, "--resource", "cuda", "--resource", "pool(cuda, 8MiB)", "--work", 0)
+    result = run_replay(log, "--resource", "cuda", "--resource", "pool(cuda, 8MiB)", "--lag", 0)
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     lines = [line.rstrip() for line in result.stdout.splitlines()]
@@ -113,7 +113,7 @@ def test_frees_of_nothing_are_told_and_not_fatal(tmp_path: Path) -> None:
         (("--resource", "pol(cuda)"), "no resource 'pol'"),
         (("--resource", "aligned(cuda, 3)"), "a power of two"),
         (("--resource", "cuda", "--memory", "much"), "number of bytes above 0"),
-        (("--resource", "cuda", "--work", "-1"), "--work"),
+        (("--resource", "cuda", "--lag", "-1"), "--lag"),
         ((), "--resource"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from upstreams import Ground, Upstream, simulated
 
 from streamflow.backends.memory import Location, MemoryKind
-from streamflow.errors import OutOfDeviceMemory
+from streamflow.errors import DeviceError, OutOfDeviceMemory
 from streamflow.memory import (
     AlignedResourceAdaptor,
     CudaMemoryResource,
@@ -137,6 +137,22 @@ def test_a_dropped_block_is_freed_by_the_next_call(make: Make, ground: Ground) -
     assert upstream.num_trims == 1
 
 
+def test_one_that_was_dropped_goes_when_nothing_of_it_is_out(make: Make, ground: Ground) -> None:
+    upstream = Upstream(device=0)
+    adaptor = make(upstream)
+    place = ground.space.place(ground.stream())
+    piece = adaptor.take(100, 256, place)
+    adaptor._is_dropped = True  # as its finaliser says, in the middle of a collection
+    if piece.resource is adaptor and adaptor._is_empty():
+        assert isinstance(adaptor, AlignedResourceAdaptor)  # has nothing to remember
+    else:
+        assert adaptor._reap() == (piece.resource is upstream)
+    adaptor.give(piece, place)
+    assert adaptor._reap()
+    assert not upstream.live
+    adaptor._is_dropped = False
+
+
 def test_no_bytes_never_reach_the_upstream(make: Make, ground: Ground) -> None:
     stream = ground.stream()
     upstream = Upstream(device=0)
@@ -193,6 +209,14 @@ def test_the_callback_is_asked_a_bounded_number_of_times(ground: Ground) -> None
     assert len(asked) == 5
     assert upstream.num_takes == 6
     assert "after 5 retries" in caught.value.__notes__[0]
+
+
+def test_a_plain_memory_error_is_one_too(ground: Ground) -> None:
+    upstream = Upstream(fails_at={0}, device=0)
+    upstream.error = MemoryError
+    retrying = FailureCallbackResourceAdaptor(upstream, lambda nbytes: True, 1)
+    retrying.allocate(1, stream=ground.stream())
+    assert upstream.num_takes == 2
 
 
 def test_other_errors_are_not_for_the_callback(ground: Ground) -> None:
@@ -313,7 +337,7 @@ def test_a_prefetch_that_fails_leaves_nothing_half_made(
 ) -> None:
     Movable(ground, monkeypatch).error = RuntimeError("no")
     upstream = Upstream(device=0)
-    with pytest.raises(RuntimeError, match="no"):
+    with pytest.raises(DeviceError, match="prefetching 100 bytes: RuntimeError: no"):
         PrefetchResourceAdaptor(upstream).allocate(100, stream=ground.stream())
     assert not upstream.live
 

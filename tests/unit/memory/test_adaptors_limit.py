@@ -121,7 +121,7 @@ def test_those_who_wait_for_memory_are_told_of_a_free(ground: Ground) -> None:
     block = limited.allocate(512, stream=stream)
     ground.space.listeners.append(lambda: told.append(limited.get_allocated_bytes()))
     limited.deallocate(block, stream=stream)
-    assert told == [0]
+    assert told == [0]  # when the bytes no longer count
 
 
 def test_a_closed_device_gives_the_bytes_back() -> None:

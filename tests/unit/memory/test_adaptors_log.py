@@ -17,10 +17,13 @@ from streamflow.memory import LogAction, LoggingResourceAdaptor, LogRecord, read
 HEADER = "Thread,Time,Action,Pointer,Size,Stream\n"
 TIME = r"\d\d:\d\d:\d\d\.\d{6}"
 
-# As RMM 26 writes it, with the default stream and one more; and as older versions did.
-OF_RMM = f"""{HEADER}14523,10:27:13.601394,allocate,0x7f3c4a000000,1024,0
-14523,10:27:13.601402,allocate failure,(nil),99999999999,0x55d0c8a3e1f0
-14524,10:27:14.000007,free,0x7f3c4a000000,1024,0x55d0c8a3e1f0
+# As RMM 26.10 wrote it on an H200; and in the form of older versions.
+OF_RMM = f"""{HEADER}489,18:16:26.181583,allocate,0x7f37f3e00000,1000,0
+489,18:16:26.181617,allocate,0x7f37f3e00400,77,0x3e654c0
+489,18:16:26.181694,allocate failure,(nil),1152921504606846976,0
+489,18:16:26.181887,allocate,(nil),0,0
+489,18:16:26.181895,free,0x7f37f3e00400,77,0x3e654c0
+489,18:16:26.181912,free,0x7f37f3e00000,1000,0
 """
 OF_OLD_RMM = f"""{HEADER}21,10:27:13:601394,allocate,0x7f3c4a000000,1024,2
 21,10:27:13:601402,free,7f3c4a000000,1024,0x0
@@ -205,17 +208,21 @@ def test_a_full_disk_leaves_nothing_half_made(ground: Ground, tmp_path: Path) ->
 def test_logs_of_rmm_are_read(tmp_path: Path) -> None:
     path = tmp_path / "rmm.csv"
     path.write_text(OF_RMM)
-    at = ((10 * 60 + 27) * 60 + 13) * 10**6 + 601394
-    address, stream = 0x7F3C4A000000, 0x55D0C8A3E1F0
+    at = ((18 * 60 + 16) * 60 + 26) * 10**6 + 181583
+    first, second, stream = 0x7F37F3E00000, 0x7F37F3E00400, 0x3E654C0
     assert read_log(path) == [
-        LogRecord(2, 14523, at, LogAction.ALLOCATE, address, 1024, 0),
-        LogRecord(3, 14523, at + 8, LogAction.ALLOCATE_FAILURE, 0, 99999999999, stream),
-        LogRecord(4, 14524, at + 398613, LogAction.FREE, address, 1024, stream),
+        LogRecord(2, 489, at, LogAction.ALLOCATE, first, 1000, 0),
+        LogRecord(3, 489, at + 34, LogAction.ALLOCATE, second, 77, stream),
+        LogRecord(4, 489, at + 111, LogAction.ALLOCATE_FAILURE, 0, 1 << 60, 0),
+        LogRecord(5, 489, at + 304, LogAction.ALLOCATE, 0, 0, 0),
+        LogRecord(6, 489, at + 312, LogAction.FREE, second, 77, stream),
+        LogRecord(7, 489, at + 329, LogAction.FREE, first, 1000, 0),
     ]
     path.write_text(OF_OLD_RMM.replace("\n", "\r\n"), newline="")
+    at = ((10 * 60 + 27) * 60 + 13) * 10**6 + 601394
     assert [(r.address, r.stream, r.time_us) for r in read_log(path)] == [
-        (address, 2, at),
-        (address, 0, at + 8),
+        (0x7F3C4A000000, 2, at),
+        (0x7F3C4A000000, 0, at + 8),
     ]
 
 

@@ -534,6 +534,22 @@ def test_a_block_that_is_freed_later_is_freed_once(
     assert sum(calls[name] for name in calls if "free" in name or name == "deallocate") == 1
 
 
+def test_the_space_knows_whether_the_program_holds_blocks(
+    resource: DeviceMemoryResource, lab: Any
+) -> None:
+    stream = lab.stream()
+    assert not lab.space.is_shared
+    one, two = resource.allocate(256, stream=stream), resource.allocate_sync(256)
+    three = resource.allocate(256, stream=stream)
+    resource.deallocate(one, stream=stream)
+    resource.deallocate_sync(two)
+    assert lab.space.is_shared
+    del three
+    gc.collect()
+    lab.space.reap()
+    assert not lab.space.is_shared
+
+
 # -- sync calls ------------------------------------------------------------------------------
 
 

@@ -36,8 +36,8 @@ class Log:
         return plan_replay(self.records)
 
 
-def run(plan: Plan, text: str, *, memory_nbytes: int = GIB, work_s: float = 0.0) -> Replayed:
-    return replay(plan, parse_resource(text), memory_nbytes=memory_nbytes, work_s=work_s)
+def run(plan: Plan, text: str, *, memory_nbytes: int = GIB, lag_s: float = 0.0) -> Replayed:
+    return replay(plan, parse_resource(text), memory_nbytes=memory_nbytes, lag_s=lag_s)
 
 
 # -- the plan -------------------------------------------------------------------------
@@ -114,12 +114,12 @@ def test_what_is_live_and_reserved_is_measured() -> None:
     assert outcome.free_us > 0
 
 
-def test_work_after_a_free_keeps_the_memory() -> None:
+def test_a_device_that_is_behind_keeps_the_memory() -> None:
     log = Log()
     for turn in range(20):
         log.take(turn + 1, 1 << 20).give(turn + 1, 1 << 20)
     assert run(log.plan(), "cuda").peak_reserved_nbytes == 1 << 20
-    behind = run(log.plan(), "cuda", work_s=1.0)
+    behind = run(log.plan(), "cuda", lag_s=1.0)
     assert behind.peak_reserved_nbytes == 20 << 20
     assert behind.peak_live_nbytes == 1 << 20
 
@@ -127,20 +127,57 @@ def test_work_after_a_free_keeps_the_memory() -> None:
 def test_a_block_for_another_stream_waits_while_the_device_is_behind() -> None:
     nbytes = 1 << 20
     plan = Log().take(1, nbytes, 1).give(1, nbytes, 1).take(2, nbytes, 2).plan()
-    assert run(plan, "pool(cuda, 1MiB, 1MiB)", work_s=1.0).num_waits == 1
+    assert run(plan, "pool(cuda, 1MiB, 1MiB)", lag_s=1.0).num_waits == 1
     assert run(plan, "pool(cuda, 1MiB, 1MiB)").num_waits == 0  # the device has caught up
 
 
 def test_a_free_on_another_stream_is_ordered_by_the_replay_and_not_counted() -> None:
     plan = Log().take(1, 100, 1).give(1, 100, 2).plan()
-    outcome = run(plan, "async", work_s=1.0)
+    outcome = run(plan, "async", lag_s=1.0)
     assert (outcome.num_frees, outcome.num_waits) == (1, 0)
+
+
+def test_the_device_gets_as_far_as_the_time_of_the_log() -> None:
+    log = Log()
+    for turn in range(20):
+        log.take(turn + 1, 1 << 20).give(turn + 1, 1 << 20)
+    # One free every 20 us: with the block that is live, those of the last 45 us are in use.
+    assert run(log.plan(), "cuda", lag_s=45e-6).peak_reserved_nbytes == 3 << 20
+
+
+def test_a_block_freed_on_another_stream_is_in_use_until_its_own_stream_has_come_so_far() -> None:
+    nbytes = 1 << 20
+    log = Log().take(1, nbytes, 1).give(1, nbytes, 1)  # stream 1 is busy for 10 s from here
+    log.take(2, nbytes, 1).give(2, nbytes, 2)
+    log.time_us += 5 * 10**6
+    log.take(3, 2 * nbytes, 3)
+    assert run(log.plan(), "cuda", lag_s=10.0).peak_reserved_nbytes == 4 * nbytes
+    log.time_us += 7 * 10**6  # and not for longer
+    log.take(4, 2 * nbytes, 3)
+    assert run(log.plan(), "cuda", lag_s=10.0).peak_reserved_nbytes == 4 * nbytes
+
+
+def test_streams_do_not_hold_each_other_up() -> None:
+    nbytes = 1 << 20
+    log = Log()
+    for stream in range(12):
+        log.take(stream + 1, nbytes, stream).give(stream + 1, nbytes, stream)
+    log.time_us += 1_500_000
+    log.take(100, 12 * nbytes, 100)
+    assert run(log.plan(), "cuda", lag_s=1.0).peak_reserved_nbytes == 12 * nbytes
+
+
+def test_memory_that_a_stack_keeps_for_later_is_given_back_when_it_is_short() -> None:
+    small, large = 1 << 20, 150 << 20
+    plan = Log().take(1, small).give(1, small).take(2, large).plan()
+    outcome = run(plan, "binning(cuda, 20, 20)", memory_nbytes=200 << 20)
+    assert (outcome.num_failures, outcome.num_stalls) == (0, 1)
 
 
 def test_memory_that_comes_back_with_time_is_waited_for() -> None:
     nbytes = 600 << 20
     plan = Log().take(1, nbytes).give(1, nbytes).take(2, nbytes).plan()
-    outcome = run(plan, "cuda", work_s=1.0)
+    outcome = run(plan, "cuda", lag_s=1.0)
     assert (outcome.num_stalls, outcome.num_failures) == (1, 0)
 
 
@@ -154,7 +191,7 @@ def test_a_stream_takes_more_than_the_driver_queues() -> None:
     log = Log()
     for turn in range(1100):
         log.take(turn + 1, 256).give(turn + 1, 256)
-    outcome = run(log.plan(), "pool(cuda, 1MiB)", work_s=1.0)
+    outcome = run(log.plan(), "pool(cuda, 1MiB)", lag_s=1.0)
     assert outcome.num_frees == 1100
 
 
@@ -185,10 +222,10 @@ def test_every_stack_takes_a_random_log(text: str) -> None:
             live.append(block)
             log.take(*block)
     plan = log.plan()
-    outcome = run(plan, text, work_s=1e-4)
+    outcome = run(plan, text, lag_s=1e-4)
     assert outcome.num_failures == 0
     assert outcome.peak_live_nbytes == plan.peak_live_nbytes <= outcome.peak_reserved_nbytes
     assert outcome.num_frees == sum(step.is_free for step in plan.steps)
-    again = run(plan, text, work_s=1e-4)  # time on the host aside, a function of the log
+    again = run(plan, text, lag_s=1e-4)  # time on the host aside, a function of the log
     for name in ("peak_reserved_nbytes", "num_waits", "num_stalls", "fragmentation"):
         assert getattr(again, name) == getattr(outcome, name)
