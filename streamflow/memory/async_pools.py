@@ -44,7 +44,7 @@ class _PoolMemoryResource(LeafMemoryResource):
         place = space.sync_place()
         self._enter(place)
         with self._lock, self._translating(place.backend, "making a pool"):
-            if not self._is_prepared(space):
+            if self._prepared is not space:
                 self._check_support(place.backend)
                 self._prepare(place)
                 self._prepared = space
@@ -154,7 +154,6 @@ class CudaAsyncMemoryResource(_PoolMemoryResource):
             raise ValueError(
                 f"initial_pool_size={self.initial_pool_size} is more than max_size={self.max_size}"
             )
-        self._pool_backend: Backend | None = None
         super().__init__(device)
 
     def _check_support(self, backend: Backend) -> None:
@@ -175,7 +174,7 @@ class CudaAsyncMemoryResource(_PoolMemoryResource):
                 raise
             backend.deallocate(address, place.stream)
             place.num_calls += 2
-        self._pool, self._pool_backend = pool, backend
+        self._pool = pool
 
     def _make_pool(self, backend: Backend) -> Any:
         return backend.create_pool(
@@ -184,24 +183,18 @@ class CudaAsyncMemoryResource(_PoolMemoryResource):
             is_exportable=self.enable_ipc,
         )
 
-    def _is_prepared(self, space: Space) -> bool:
-        # A pool goes with the backend that made it, of which one device may have several open.
-        return self._prepared is space and space.has(self._pool_backend)
-
     def trim(self) -> None:
         """Give what the pool doesn't use back to the device."""
         super().trim()
         with self._lock:
             space = self._space
-            if space is None or not space.is_open or not self._is_prepared(space):
+            if space is None or not space.is_open or self._prepared is not space:
                 return
             with self._translating(space.backend, "trimming"):
                 space.backend.trim_pool(self._pool, 0)
 
     def _let_go(self, space: Space, pool: Any) -> None:
-        owner, self._pool_backend = self._pool_backend, None
-        if owner is not None and space.has(owner):
-            owner.destroy_pool(pool)
+        space.destroy_pool(pool)
 
     def is_equal(self, other: DeviceMemoryResource) -> bool:
         """Whether it is the same: the pool is its own."""

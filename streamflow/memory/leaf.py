@@ -54,9 +54,9 @@ class LeafMemoryResource(DeviceMemoryResource):
         space = self._space
         assert space is not None
         with self._translating(place.backend, f"allocating {nbytes} bytes"):
-            if not self._is_prepared(space):
+            if self._prepared is not space:
                 with self._lock:
-                    if not self._is_prepared(space):
+                    if self._prepared is not space:
                         self._check_support(place.backend)
                         self._prepare(place)
                         self._prepared = space
@@ -65,9 +65,6 @@ class LeafMemoryResource(DeviceMemoryResource):
         address = -(-base // alignment) * alignment
         note = (base, space)
         return Piece(self, address, nbytes, alignment, capacity_nbytes=capacity, note=note)
-
-    def _is_prepared(self, space: Space) -> bool:
-        return self._prepared is space
 
     def _allocate_again(self, nbytes: int, alignment: int, place: Place) -> tuple[int, int]:
         return self._allocate(nbytes, alignment, place)

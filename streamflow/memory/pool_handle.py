@@ -123,7 +123,7 @@ class PoolHandle:
         space = self.space
         self._forget()
         if self.is_owned and space.is_open:
-            space.release(lambda: space.backend.destroy_pool(self._handle))
+            space.release(lambda: space.destroy_pool(self._handle))
 
     def _reap(self) -> bool:
         if _current.get(self.space) is self:
@@ -141,7 +141,7 @@ class PoolHandle:
             self._changed.wait_for(lambda: not self._num_users)
         self._forget()
         if not was_closed:
-            self.space.backend.destroy_pool(self._handle)
+            self.space.destroy_pool(self._handle)
 
     def _forget(self) -> None:
         self.space.tenants.pop(id(self), None)

@@ -105,9 +105,9 @@ class Space:
             for trim in self._caches.values():
                 trim()
 
-    def has(self, backend: Backend | None) -> bool:
+    def has(self, backend: object) -> bool:
         """Whether ``backend`` is one of the open ones."""
-        return backend is not None and any(one is backend for one in self._backends)
+        return any(one is backend for one in self._backends)
 
     def place(self, stream: Any) -> Place:
         """Where work goes that is given to ``stream``.
@@ -140,7 +140,9 @@ class Space:
             raise TypeError(f"stream= takes a streamflow Stream or Lane, found {stream!r}")
         if getattr(stream, "is_closed", False):
             raise Closed(f"{stream!r} is closed")
-        backend = self.backend
+        # The simulator's streams name the backend that ends them.
+        owner: Any = getattr(stream, "device", None)
+        backend = owner if self.has(owner) else self.backend
         uid = backend.stream_id(stream)
         with self._lock:
             line = self._lines.get(uid)
@@ -185,6 +187,11 @@ class Space:
         if self.has(backend):
             self._events.setdefault(id(backend), deque()).append(event)
 
+    def destroy_pool(self, pool: Any) -> None:
+        """Destroy a pool of the device. Of several open devices one has it, whichever made it."""
+        for backend in tuple(self._backends):
+            backend.destroy_pool(pool)
+
     def release(self, action: Callable[[], None]) -> None:
         """Run what may block, off the loop; at once where time is virtual (rules R1, R15)."""
         if self.is_virtual:
@@ -213,7 +220,7 @@ class Space:
             listener()
 
     def _check_owner(self, stream: Any) -> None:
-        # The simulator's streams name their backend, cuda.core's their device.
+        # cuda.core's name their device.
         owner = getattr(stream, "device", None)
         index = getattr(owner, "device_id", getattr(owner, "index", self.index))
         if index != self.index or getattr(owner, "space", self.key) != self.key:

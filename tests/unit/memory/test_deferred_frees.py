@@ -12,6 +12,7 @@ import pytest
 from streamflow import memory
 from streamflow.errors import DeviceLost, OutOfDeviceMemory
 from streamflow.memory.leaf import DeferringMemoryResource
+from streamflow.memory.space import leave_space
 
 MAKERS: dict[str, tuple[type[Any], str]] = {
     "cuda": (memory.CudaMemoryResource, "free_linear_blocking"),
@@ -234,3 +235,42 @@ def test_a_block_dropped_after_its_stream_was_closed_waits_for_the_device(lab: A
     lab.run()
     resource.trim()
     assert lab.device.counts["free_linear_blocking"] == 1
+
+
+def test_closing_one_of_two_devices_ends_no_wait_for_the_other(
+    open_lab: Callable[..., Any],
+) -> None:
+    first, second = open_lab(), open_lab()
+    resource = memory.CudaMemoryResource(device=0)
+    stream = second.stream()
+    block = resource.allocate(4096, stream=stream)
+    gate = second.hold(stream)
+    second.device.fill(block.address, b"\x07", 4096, stream)
+    resource.deallocate(block, stream=stream)
+    leave_space(first.space, first.device)
+    first.device.close()
+    first.is_open = False
+    resource.trim()
+    assert resource.pending_nbytes == 4096
+    gate.release()
+    second.run()
+    resource.trim()
+    assert resource.pending_nbytes == 0
+
+
+def test_a_pool_goes_on_with_the_other_device(open_lab: Callable[..., Any]) -> None:
+    first, second = open_lab(), open_lab()
+    resource = memory.CudaAsyncMemoryResource(device=0)
+    stream = first.stream()
+    resource.deallocate(resource.allocate(4096, stream=stream), stream=stream)
+    handle = resource.pool_handle()
+    first.run()
+    first.close()
+    other = second.stream()
+    resource.deallocate(resource.allocate(4096, stream=other), stream=other)
+    assert resource.pool_handle() is handle
+    assert second.device.counts["create_pool"] == 0
+    del resource
+    gc.collect()
+    second.space.reap()
+    assert handle.is_destroyed

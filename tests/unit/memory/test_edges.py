@@ -101,6 +101,9 @@ EQUAL = {"cuda", "managed", "pinned", "system", "sam"} | {
 BOUNDED = {"fixed size"}
 """Those that refuse a large block, however much memory there is."""
 
+LEAVES = {"cuda", "async", "async managed", "managed", "pinned", "system", "sam"}
+"""Those that ask the driver for each block."""
+
 CUTS = {"pool", "arena", "fixed size", "binning", "adaptors over a pool"}
 """Those that take more from the driver at once than a block."""
 
@@ -413,28 +416,57 @@ def test_blocks_may_be_freed_by_another_thread(resource: DeviceMemoryResource, l
     resource.trim()
 
 
-def test_two_threads_cannot_both_free_a_block(resource: DeviceMemoryResource, lab: Any) -> None:
+def test_of_two_frees_at_the_same_time_one_is_refused(
+    resource: DeviceMemoryResource, lab: Any
+) -> None:
     stream = lab.stream()
-    for _ in range(20):
-        block = resource.allocate(256, stream=stream)
-        barrier = threading.Barrier(2)
-        won: list[bool] = []
+    block = resource.allocate(256, stream=stream)
+    find_place = resource._place
 
-        def free(block: Block = block, barrier: Any = barrier, won: list[bool] = won) -> None:
-            barrier.wait()
-            try:
-                resource.deallocate(block, stream=stream)
-                won.append(True)
-            except ValueError:
-                won.append(False)
+    def be_overtaken(stream: Any) -> Any:
+        resource._place = find_place  # type: ignore[method-assign]
+        resource.deallocate(block, stream=stream)  # another thread's, after our first look
+        return find_place(stream)
 
-        threads = [threading.Thread(target=free) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(won) == [False, True]
+    resource._place = be_overtaken  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="freed already"):
+        resource.deallocate(block, stream=stream)
     lab.run()
+
+
+def test_equal_resources_of_two_machines_refuse_each_others_blocks(
+    kind: str, open_lab: Any
+) -> None:
+    if kind not in EQUAL:
+        pytest.skip("they are not equal")
+    here, there = open_lab(), open_lab(key=object())
+    one, two = MAKERS[kind](here), MAKERS[kind](there)
+    stream, other = here.named_stream(), there.named_stream()
+    block = one.allocate(256, stream=stream)
+    two.deallocate(two.allocate(256, stream=other), stream=other)
+    assert one == two  # both are of a device 0
+    with pytest.raises(ValueError, match="does not lie on"):
+        two.deallocate(block, stream=other)
+    assert not block.is_freed
+    one.deallocate(block, stream=stream)
+
+
+def test_what_a_closed_device_gave_back_is_not_freed_again(kind: str, open_lab: Any) -> None:
+    if kind not in LEAVES:
+        pytest.skip("it has no driver to ask")
+    lab = open_lab()
+    resource = MAKERS[kind](lab)
+    old = resource.take(4096, 256, lab.space.place(lab.stream()))
+    lab.close()
+    again = open_lab()
+    stream = again.stream()
+    block = resource.allocate(4096, stream=stream)
+    before = again.calls()
+    resource.give(old, again.space.place(stream))  # by a pool that was closed after it, say
+    again.run()
+    resource.trim()
+    assert again.calls() == before
+    resource.deallocate(block, stream=stream)
 
 
 def test_a_dropped_block_is_freed_by_the_next_call_there(
