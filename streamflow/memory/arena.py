@@ -8,7 +8,7 @@ from typing import Any
 from streamflow.errors import OutOfDeviceMemory
 from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource
 from streamflow.memory.space import Place
-from streamflow.memory.spans import AddressShelf, Shelf, Span
+from streamflow.memory.spans import AddressShelf, Span
 from streamflow.memory.store import Store
 from streamflow.memory.suballocator import SubAllocator, checked_size, round_up
 
@@ -36,6 +36,8 @@ class ArenaMemoryResource(SubAllocator):
         Whether a request that fails logs :meth:`dump`.
     device : Device or int, optional
     """
+
+    _shelf_type = AddressShelf
 
     def __init__(
         self,
@@ -133,7 +135,7 @@ class ArenaMemoryResource(SubAllocator):
         arena = self._arenas.get(uid)
         if arena is None:
             assert self._space is not None
-            arena = self._arenas[uid] = Store(self._space, self._order, self._make_shelf)
+            arena = self._arenas[uid] = Store(self._space, self._order, self._shelf_type)
         points, block.points = block.points, ()
         block.inside = arena.add_region(block.address, block.nbytes, block, points, uid)
         return arena.take(place, nbytes, alignment)
@@ -171,10 +173,7 @@ class ArenaMemoryResource(SubAllocator):
 
     def _make_store(self) -> Store:
         assert self._space is not None
-        return Store(self._space, self._order, self._make_shelf, keeps_points=True)
-
-    def _make_shelf(self) -> Shelf:
-        return AddressShelf()
+        return Store(self._space, self._order, self._shelf_type, keeps_points=True)
 
     def _stores(self) -> list[Store]:
         return [*super()._stores(), *self._arenas.values()]

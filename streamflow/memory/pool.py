@@ -6,7 +6,7 @@ from typing import Any
 
 from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource
 from streamflow.memory.space import Place
-from streamflow.memory.spans import Shelf, SizeShelf, Span
+from streamflow.memory.spans import SizeShelf, Span
 from streamflow.memory.suballocator import SubAllocator, checked_size, round_up
 
 __all__ = ["PoolMemoryResource"]
@@ -36,6 +36,8 @@ class PoolMemoryResource(SubAllocator):
     TypeError, ValueError
         A size that is none, or an initial one above the maximum.
     """
+
+    _shelf_type = SizeShelf
 
     def __init__(
         self,
@@ -87,9 +89,6 @@ class PoolMemoryResource(SubAllocator):
         while sizes[-1] > nbytes:
             sizes.append(max(nbytes, sizes[-1] // 2 & -ALIGNMENT))
         return sizes
-
-    def _make_shelf(self) -> Shelf:
-        return SizeShelf()
 
     def _forget(self) -> None:
         super()._forget()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from logging import getLogger
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from streamflow.errors import Closed, OutOfDeviceMemory
 from streamflow.memory.order import FreePoint, StreamOrder
@@ -68,6 +68,9 @@ class SubAllocator(DeviceMemoryResource):
     ----------
     upstream_mr : DeviceMemoryResource
     """
+
+    _shelf_type: ClassVar[type[Shelf]]
+    """How a free span is chosen."""
 
     def __init__(self, upstream_mr: DeviceMemoryResource, device: Any = None) -> None:
         if not isinstance(upstream_mr, DeviceMemoryResource):
@@ -150,10 +153,6 @@ class SubAllocator(DeviceMemoryResource):
     @abstractmethod
     def _growths(self, nbytes: int) -> list[int]:
         """What to ask the upstream for, the wanted first, the least that would do last. Locked."""
-
-    @abstractmethod
-    def _make_shelf(self) -> Shelf:
-        """How a free span is chosen."""
 
     def _on_region(self, region: Region) -> None:
         """New memory has come. Locked."""
@@ -359,7 +358,7 @@ class SubAllocator(DeviceMemoryResource):
 
     def _make_store(self) -> Store:
         assert self._space is not None
-        return Store(self._space, self._order, self._make_shelf)
+        return Store(self._space, self._order, self._shelf_type)
 
     def _stores(self) -> list[Store]:
         return [] if self._main is None else [self._main]
