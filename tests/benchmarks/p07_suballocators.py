@@ -18,7 +18,7 @@ from streamflow.memory import (
     FixedSizeMemoryResource,
     PoolMemoryResource,
 )
-from streamflow.memory.space import enter_space, leave_space
+from streamflow.memory.space import enter_space, leave_space, space_of
 from tests.benchmarks.report import Options, Report, Sample, optional
 
 __all__ = ["as_table", "run"]
@@ -163,6 +163,7 @@ def _make_ours(name: str, backend: Any) -> tuple[Any, Any, Any]:
         backend.synchronize_blocking()
         resource.close()
         source.close()
+        space_of(backend).wait_released_blocking()
 
     return take, give, close
 
