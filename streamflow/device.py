@@ -20,6 +20,7 @@ from streamflow.backends.origin import here
 from streamflow.config import Settings
 from streamflow.errors import Closed, SimulatorWarning
 from streamflow.memory.pinned import PinnedPool
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.runtime.closing import close, drain, leave, raise_failures
 from streamflow.runtime.core import Core
 from streamflow.runtime.launch import Launcher
@@ -56,6 +57,9 @@ class Device(Submit):
         Default: from ``STREAMFLOW_<NAME>``.
     compute_lanes : int, optional
         Replaces ``settings.compute_lanes``.
+    memory : DeviceMemoryResource, optional
+        Where this device's arrays come from unless they are told otherwise. Default: what was
+        set for the device in the registry, else a pool of its own.
     placement : callable, optional
         Called with a :class:`PlacementRequest` for every kernel, fill, call, copy on the
         device and allocation that has no explicit stream, as it is submitted; returns the
@@ -76,6 +80,7 @@ class Device(Submit):
         index: int = 0,
         *,
         backend: str = "auto",
+        memory: DeviceMemoryResource | None = None,
         settings: Settings | None = None,
         compute_lanes: int | None = None,
         placement: Callable[[PlacementRequest], int] | None = None,
@@ -91,6 +96,14 @@ class Device(Submit):
         if placement is not None and (not callable(placement) or iscoroutinefunction(placement)):
             raise TypeError(f"placement= takes a plain function, found {placement!r}")
         self._placement = placement
+        if memory is not None:
+            if not isinstance(memory, DeviceMemoryResource):
+                raise TypeError(f"memory= takes a memory resource, found {memory!r}")
+            if memory.device not in (None, self.index):
+                raise ValueError(
+                    f"{memory!r} was made for device {memory.device}, not {self.index}"
+                )
+        self._resource = memory
         self._wanted = self.settings.backend if backend == "auto" else backend
         self._entered = Lock()  # two threads may try at once
         self._name: str | None = None
@@ -129,6 +142,7 @@ class Device(Submit):
         return self
 
     def _build(self, core: Core) -> None:
+        core.memory.default = self._resource
         if self._placement is not None:
             core.placement = Placement(core.compute, self._placement)
         self._transfers = Transfers(core)

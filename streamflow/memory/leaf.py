@@ -178,7 +178,14 @@ class DeferringMemoryResource(LeafMemoryResource):
             for base in passed:
                 del self._live[base]
             self._num_releasing += 1
-        space.release(partial(self._release_blocking, space.backend, passed))
+        space.release(partial(self._release_passed_blocking, space.backend, passed))
+
+    def _release_passed_blocking(self, backend: Backend, bases: Iterable[int]) -> None:
+        try:
+            self._release_blocking(backend, bases)
+        finally:
+            with self._lock:
+                self._num_releasing -= 1
 
     def _release_blocking(self, backend: Backend, bases: Iterable[int]) -> None:
         errors: list[Exception] = []
@@ -189,8 +196,6 @@ class DeferringMemoryResource(LeafMemoryResource):
                 translated = self._translated(backend, error, "freeing")
                 if not isinstance(translated, DeviceLost):
                     errors.append(translated)
-        with self._lock:
-            self._num_releasing -= 1
         if errors:
             raise errors[0]
 
@@ -198,7 +203,6 @@ class DeferringMemoryResource(LeafMemoryResource):
         space = self._space
         with self._lock:
             bases = list(self._live)
-            self._num_releasing += 1
             self._dropped.clear()
             self._forget()
             self._space = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from streamflow.backends.base import Backend
+from streamflow.errors import Closed
 from streamflow.memory.space import Place, Space
 from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
 
@@ -21,10 +23,11 @@ class FreePoint:
     which knows of waits that others have made. ``holds`` counts who may still ask for it.
     """
 
-    __slots__ = ("event", "holds", "own", "ticket")
+    __slots__ = ("backend", "event", "holds", "own", "ticket")
 
-    def __init__(self, own: Ticket, ticket: Ticket | None, event: Any) -> None:
+    def __init__(self, own: Ticket, ticket: Ticket | None, event: Any, backend: Backend) -> None:
         self.own = own
+        self.backend = backend
         self.ticket = ticket
         self.event = event
         self.holds = 1
@@ -50,13 +53,13 @@ class StreamOrder:
 
     def mark(self, space: Space, place: Place) -> FreePoint:
         """Record this moment of a stream."""
-        event = space.take_event()
+        event = space.take_event(place.backend)
         place.stream.record(event)
         line = self._line(place)
         own = Ticket(0)
         line.position += 1
         own.timeline, own.position, own.seen, own.event = line, line.position, line.clock, event
-        return FreePoint(own, place.ticket, event)
+        return FreePoint(own, place.ticket, event, place.backend)
 
     def is_passed(self, point: FreePoint) -> bool:
         """Whether the device has got that far; one query at most.
@@ -68,8 +71,11 @@ class StreamOrder:
         """
         if point.is_known_passed():
             return True
-        if not point.event.is_done:
-            return False
+        try:
+            if not point.event.is_done:
+                return False
+        except Closed:  # one of several devices on this memory, whose streams had ended
+            pass
         line, position = point.own.timeline, point.own.position
         line.watermark = max(line.watermark, position)
         return True
@@ -108,7 +114,7 @@ class StreamOrder:
         """One asks for ``point`` no more; after the last one its event may be used again."""
         point.holds -= 1
         if not point.holds and point.event is not None:
-            space.give_event(point.event)
+            space.give_event(point.event, point.backend)
             point.event = None
             point.own.event = None
 

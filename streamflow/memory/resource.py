@@ -464,8 +464,9 @@ class DeviceMemoryResource(ABC):
 
     def _post(self, piece: Piece, space: Space, stream: Any) -> None:
         """Have ``piece`` freed by whoever calls next. For finalisers: takes no lock (R12)."""
-        self._dropped.append((piece, space, stream))
-        space.dropped.append(self)
+        if space.is_open:  # else all of it was given back
+            self._dropped.append((piece, space, stream))
+            space.dropped.append(self)
 
     def _reap(self) -> bool:
         self._drain()

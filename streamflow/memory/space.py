@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from streamflow.backends.base import Backend
-from streamflow.errors import Closed
+from streamflow.errors import Closed, DeviceLost
 from streamflow.memory.release import Releaser
 from streamflow.scheduler.timeline import Ticket, Timeline
 
@@ -31,6 +31,9 @@ class Tenant(Protocol):
 
     def _reap(self) -> bool:
         """Free what was dropped. False where the resource was, too, and still holds something."""
+
+    def _is_empty(self) -> bool:
+        """Whether it holds no memory of the device."""
 
     def _on_space_closing(self) -> None:
         """Give everything back: nothing on the device uses it any more. May block."""
@@ -61,7 +64,7 @@ class Space:
         self.listeners: list[Callable[[], None]] = []
         self._backends: list[Backend] = []
         self._releaser = Releaser(f"streamflow-release-{backend.index}", self._after_release)
-        self._events: deque[Any] = deque()
+        self._events: dict[int, deque[Any]] = {}  # by the id of the backend, which ends them
         self._lines: dict[int, Timeline] = {}  # of streams that no device of ours made
         self._own: dict[str, Place] = {}
         self._lock = threading.Lock()
@@ -117,12 +120,21 @@ class Space:
             return Place(backend, line)
         if not (hasattr(stream, "record") and hasattr(stream, "wait") and hasattr(stream, "sync")):
             raise TypeError(f"stream= takes a streamflow Stream or Lane, found {stream!r}")
+        if getattr(stream, "is_closed", False):
+            raise Closed(f"{stream!r} is closed")
         backend = self.backend
         uid = backend.stream_id(stream)
         with self._lock:
             line = self._lines.get(uid)
-            if line is None:
-                line = self._lines[uid] = Timeline(uid, stream, f"stream {uid}")
+        if line is None:
+            self._check_owner(stream)
+            with self._lock:
+                if len(self._lines) >= _NUM_LINES_MAX:
+                    # They keep their streams. What is forgotten costs a wait that was not needed.
+                    for old in list(self._lines)[: _NUM_LINES_MAX // 2]:
+                        del self._lines[old]
+                line = self._lines.setdefault(uid, Timeline(uid, stream, f"stream {uid}"))
+        line.stream = stream  # a stream may have several objects, of which one may be closed
         return Place(backend, line)
 
     def sync_place(self) -> Place:
@@ -143,16 +155,17 @@ class Space:
                 place = self._own[name] = Place(backend, line)
         return Place(place.backend, place.line)
 
-    def take_event(self) -> Any:
-        """An event for :class:`~streamflow.memory.order.StreamOrder`."""
+    def take_event(self, backend: Backend) -> Any:
+        """An event for :class:`~streamflow.memory.order.StreamOrder`, of an open backend."""
         try:
-            return self._events.pop()
-        except IndexError:
-            return self.backend.create_event()
+            return self._events[id(backend)].pop()
+        except (KeyError, IndexError):
+            return backend.create_event()
 
-    def give_event(self, event: Any) -> None:
+    def give_event(self, event: Any, backend: Backend) -> None:
         """Nobody asks this event any more; waits for it stay as they were made."""
-        self._events.append(event)
+        if self.has(backend):
+            self._events.setdefault(id(backend), deque()).append(event)
 
     def release(self, action: Callable[[], None]) -> None:
         """Run what may block, off the loop; at once where time is virtual (rules R1, R15)."""
@@ -181,14 +194,30 @@ class Space:
         for listener in tuple(self.listeners):
             listener()
 
+    def _check_owner(self, stream: Any) -> None:
+        # The simulator's streams name their backend, cuda.core's their device.
+        owner = getattr(stream, "device", None)
+        index = getattr(owner, "device_id", getattr(owner, "index", self.index))
+        if index != self.index or getattr(owner, "space", self.key) != self.key:
+            raise ValueError(
+                f"{stream!r} belongs to device {index}, the memory to device {self.index}"
+            )
+
     def _after_release(self) -> None:
         self.freed()
 
     def _close(self) -> None:
         """The last backend is about to close, and the device has drained."""
-        # The outer ones first: each gives back to those below it.
         tenants = {id(tenant): tenant for tenant in (*self.tenants.values(), *self.dropped)}
         errors: list[Exception] = []
+        if not all(tenant._is_empty() for tenant in tenants.values()):
+            try:
+                self.backend.synchronize_blocking()  # the runtime drained what it knew of
+            except Exception as error:
+                if not isinstance(self.backend.translate(error, "closing"), DeviceLost):
+                    errors.append(error)
+                    tenants.clear()  # what still runs keeps what it uses (R6)
+        # The outer ones first: each gives back to those below it.
         for tenant in sorted(tenants.values(), key=lambda one: one._depth, reverse=True):
             try:
                 tenant._on_space_closing()
@@ -198,8 +227,9 @@ class Space:
         self.dropped.clear()
         self.wait_released_blocking()
         self._releaser.close()
-        while self._events:
-            self._events.pop().close()
+        for events in self._events.values():
+            while events:
+                events.pop().close()
         for place in self._own.values():
             if place.backend in self._backends:
                 place.stream.close()
@@ -238,6 +268,7 @@ class Place:
         self.waited: list[Ticket] = []
 
 
+_NUM_LINES_MAX = 256
 _lock = threading.Lock()
 _spaces: dict[Any, Space] = {}
 
@@ -261,6 +292,7 @@ def leave_space(space: Space, backend: Backend, *, keeps: bool = False) -> None:
     if is_last and not keeps:
         space._close()
     space._backends.remove(backend)
+    space._events.pop(id(backend), None)
 
 
 def space_of(backend: Backend) -> Space:

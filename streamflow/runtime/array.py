@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Allocation", "DeviceArray", "checked_dtype", "checked_shape"]
 
 _MAX_NBYTES = 2**63 - 1 - 256
-_MAX_PLAIN = 2**48  # an item count that no item size makes overflow
+_MAX_PLAIN = 2**48  # items: with the next line, far from overflowing
+_MAX_PLAIN_ITEM_NBYTES = 2**14
 
 
 class Allocation:
@@ -377,7 +378,7 @@ def checked_shape(shape: Any, itemsize: int) -> tuple[tuple[int, ...], int]:
     ValueError
         A dimension is negative, or the array has 2**63 bytes or more.
     """
-    if shape.__class__ is int and 0 <= shape <= _MAX_PLAIN:
+    if shape.__class__ is int and 0 <= shape <= _MAX_PLAIN and itemsize <= _MAX_PLAIN_ITEM_NBYTES:
         return (shape,), shape
     dims = shape if isinstance(shape, (tuple, list)) else (shape,)
     if any(isinstance(n, (bool, np.bool_)) for n in dims):

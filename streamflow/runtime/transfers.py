@@ -14,6 +14,7 @@ from streamflow.runtime.array import DeviceArray, checked_dtype
 from streamflow.runtime.core import Core
 from streamflow.runtime.op import Op, OpState, added
 from streamflow.runtime.parked import NOTHING, After, Parked, PickLine, Run, Start
+from streamflow.runtime.peers import copies_straight, end_here, relay
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Timeline
@@ -45,14 +46,16 @@ class Transfers:
         """Copy ``source`` into ``out`` or a new array; returns it with the op that writes it."""
         core = self._core
         if isinstance(source, Op):
-            return self._put_result(source, out, stream, after)
+            line = explicit_line(core, stream)
+            return self._put_result(source, out, line, core.after(after))
         array = host_array(source)
         line = explicit_line(core, stream) or self._h2d
         first = core.after(after)
         if array.nbytes:
             core.check_budgets(array.nbytes, "put")
         if out is None:
-            out = self._memory.array(array.shape, array.size, array.dtype, line)
+            resource = self._memory.choose(None)
+            out = self._memory.array(array.shape, array.size, array.dtype, line, resource=resource)
         else:
             self.check_array(out)
             check_same(out.shape, out.dtype, array.shape, array.dtype)
@@ -80,15 +83,14 @@ class Transfers:
         return out, op
 
     def _put_result(
-        self, source: Op[Any], out: DeviceArray | None, stream: Stream | None, after: Any
+        self, source: Op[Any], out: DeviceArray | None, explicit: Timeline | None, first: After
     ) -> tuple[DeviceArray, Op[Any]]:
         """Copy what ``source`` results in, once it has: a host task's array, say."""
         core = self._core
         if out is None:
             raise ValueError(f"the shape of {source.name}'s result isn't known yet: pass out=")
         self.check_array(out)
-        line = explicit_line(core, stream) or self._h2d
-        first = core.after(after)
+        line = explicit or self._h2d
         core.check_budgets(out.nbytes, "put")
         first = After([*first.tickets, *core.tickets_of(source)], first.futures)
         first = self._placed_in(line, first)
@@ -167,9 +169,12 @@ class Transfers:
         self.check_array(array)
         if out is not None:
             check_out(out, array)
-        line = explicit_line(core, stream) or self._d2h
-        first = core.after(after)
-        nbytes = array.nbytes
+        return self._get(array, out, explicit_line(core, stream) or self._d2h, core.after(after))
+
+    def _get(
+        self, array: DeviceArray, out: Array | None, line: Timeline, first: After
+    ) -> Op[Array]:
+        core, nbytes = self._core, array.nbytes
         block = None
         if out is None or nbytes <= SMALL_NBYTES:
             block = core.pinned.try_acquire(nbytes) if nbytes else None
@@ -332,29 +337,58 @@ class Transfers:
         if dst._core is not core and src._core is not core:
             raise ValueError("copy takes at least one array of this device")
         check_same(dst.shape, dst.dtype, src.shape, src.dtype)
+        first = core.after(after)
+        explicit = explicit_line(core, stream)
+        if dst._core is not src._core and not copies_straight(dst, src):
+            return self._copy_by_host(dst, src, explicit, first)
+        return self._copy_straight(dst, src, explicit, first)
+
+    def _copy_straight(
+        self, dst: DeviceArray, src: DeviceArray, explicit: Timeline | None, first: After
+    ) -> Op[None]:
+        core = self._core
         backend, nbytes = core.backend, dst.nbytes
         to, origin = dst.address, src.address
-        to_index, from_index = dst._core.backend.index, src._core.backend.index
+        there, here = dst._core.backend, src._core.backend
+        to_index, from_index = there.index, here.index
+        is_one_memory = there.space == here.space
 
         def run(target: Any) -> int:
-            if nbytes == 0 or (to == origin and dst_core is src_core):
+            if nbytes == 0 or (to == origin and is_one_memory):
                 return 0
-            if dst_core is src_core:
+            if is_one_memory:
                 backend.copy_d2d(to, origin, nbytes, target)
             else:
                 backend.copy_peer(to, to_index, origin, from_index, nbytes, target)
             return 1
 
-        dst_core, src_core = dst._core, src._core
         if abs(to - origin) < nbytes and to != origin and dst._memory is src._memory:
             raise ValueError("copy between overlapping parts of one array")
-        first = core.after(after)
-        explicit = explicit_line(core, stream)
-        op: Op[Any] = Op(core, "copy", None)
+        op: Op[None] = Op(core, "copy", None)
         line = explicit or core.picker(op)
         reads, writes = (src._region,), (dst._region,)
         _Submission(op, line, reads, writes, first, dst.is_whole_region)(core, run)
         return op
+
+    def _copy_by_host(
+        self, dst: DeviceArray, src: DeviceArray, explicit: Timeline | None, first: After
+    ) -> Op[Any]:
+        core = self._core
+        is_to_here = dst._core is core
+        if is_to_here and explicit is not None:
+            first = self._placed_in(explicit, first)
+        op = relay(core, dst, src, explicit, first)
+        if op is not None:
+            return op
+        # No pinned memory to spare: through pageable memory, in two steps of the host.
+        out, into = Transfers(src._core), Transfers(dst._core)
+        got = out._get(src, None, (None if is_to_here else explicit) or out._d2h, first)
+        moved = into._put_result(got, dst, explicit if is_to_here else None, NOTHING)[1]
+        if is_to_here:
+            return moved
+        seen: Op[Any] = Op(core, "copy", None)
+        end_here(core, moved, explicit, seen)
+        return seen
 
     def _copy_on_host(self, dst: Any, src: Any, after: Sequence[Any]) -> Op[Array]:
         core = self._core

@@ -64,6 +64,7 @@ class NullBackend:
 
     def __init__(self, index: int) -> None:
         self.index = index
+        self.space = ("null", index)
         self._ids = count(1)
         self._next_address = count(1 << 40, 1 << 20).__next__
         self._handles: dict[Any, int] = {}

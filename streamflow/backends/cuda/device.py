@@ -14,16 +14,16 @@ import numpy as np
 from cuda.bindings import driver
 from cuda.core import Device, Event, EventOptions, LaunchConfig, Stream, launch
 
-from streamflow.backends.base import Access, Checker, DeviceProperties, KernelSpec, PoolInfo
+from streamflow.backends.base import Access, Checker, DeviceProperties, KernelSpec
 from streamflow.backends.cuda.errors import DriverCallError, check, translate
 from streamflow.backends.cuda.fills import Copy, Row, plan_fill
 from streamflow.backends.cuda.kernels import KernelLoader
+from streamflow.backends.cuda.pools import PoolVerbs
 from streamflow.backends.cuda.streams import StreamTable
 from streamflow.errors import DeviceError, DeviceLost, StreamflowError
 
 __all__ = ["CudaBackend"]
 
-_POOL = driver.CUmemPool_attribute
 _PLAIN_EVENT = EventOptions(timing_enabled=False)
 _TIMING_EVENT = EventOptions(timing_enabled=True)
 
@@ -46,7 +46,7 @@ _QUARANTINE: list[Any] = []
 """What was closed while work was running: never destroyed."""
 
 
-class CudaBackend:
+class CudaBackend(PoolVerbs):
     """GPU ``index`` through its primary context, shared with every library in the process.
 
     Parameters
@@ -84,6 +84,7 @@ class CudaBackend:
         _CONTEXTS[index] = self._handle
         self._streams = StreamTable()
         self._pools: dict[int, Any] = {}
+        self._shared_pools: set[int] = set()
         self._kernels = KernelLoader(self._device)
         self._is_lost = False
         self._is_closed = False
@@ -174,54 +175,7 @@ class CudaBackend:
         """Device time between two done timing events, to about half a microsecond."""
         return float(end - start)
 
-    # -- memory --------------------------------------------------------------------
-    def create_pool(self, *, release_threshold_nbytes: int, max_nbytes: int = 0) -> Any:
-        """A pool of our own; the device's default pool is never touched."""
-        self.set_current()
-        options = driver.CUmemPoolProps()
-        options.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        options.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        options.location.id = self.index
-        options.maxSize = max_nbytes
-        pool = check(driver.cuMemPoolCreate(options), "cuMemPoolCreate")
-        # cuda.core's pools have read-only attributes; the threshold starts at 0.
-        threshold = driver.cuuint64_t(release_threshold_nbytes)
-        (error,) = driver.cuMemPoolSetAttribute(
-            pool, _POOL.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, threshold
-        )
-        if error:
-            driver.cuMemPoolDestroy(pool)
-            raise DriverCallError(error, "cuMemPoolSetAttribute")
-        self._pools[int(pool)] = pool
-        return pool
-
-    def destroy_pool(self, pool: Any, /) -> None:
-        """Give back what the pool does not use now, and the rest as it is freed.
-
-        The pool itself is destroyed by :meth:`close`, once nothing is in use or running:
-        on an H200 with driver 580.159, destroying one that was in use made a later
-        allocation from another pool crash the process.
-        """
-        if int(pool) in self._pools:
-            threshold = driver.cuuint64_t(0)
-            attribute = _POOL.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-            check(driver.cuMemPoolSetAttribute(pool, attribute, threshold), "cuMemPoolSetAttribute")
-            self.trim_pool(pool, 0)
-
-    def pool_info(self, pool: Any, /) -> PoolInfo:
-        """The pool's counters now."""
-        return PoolInfo(
-            reserved_nbytes=_pool_attribute(pool, _POOL.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
-            reserved_high_nbytes=_pool_attribute(pool, _POOL.CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH),
-            used_nbytes=_pool_attribute(pool, _POOL.CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
-            used_high_nbytes=_pool_attribute(pool, _POOL.CU_MEMPOOL_ATTR_USED_MEM_HIGH),
-            release_threshold_nbytes=_pool_attribute(pool, _POOL.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD),
-        )
-
-    def trim_pool(self, pool: Any, min_nbytes_to_keep: int, /) -> None:
-        """Give unused reserved memory back, down to a floor."""
-        check(driver.cuMemPoolTrimTo(pool, min_nbytes_to_keep), "cuMemPoolTrimTo")
-
+    # -- memory (the rest: PoolVerbs, MemoryVerbs) -----------------------------------
     def allocate(self, pool: Any, nbytes: int, stream: Any, /) -> int:
         """Stream-ordered allocation from ``pool``."""
         if self._num_devices > 1:
@@ -232,24 +186,12 @@ class CudaBackend:
         return int(address)
 
     def deallocate(self, address: int, stream: Any, /) -> None:
-        """Stream-ordered free."""
+        """Stream-ordered free, of ``cuMemAlloc``'s memory as well."""
         if self._num_devices > 1:
             self.set_current()
         (error,) = _free(address, self._streams[stream])
         if error:
             raise DriverCallError(error, "cuMemFreeAsync")
-
-    def allocate_pinned_blocking(self, nbytes: int, /) -> int:
-        """Page-locked memory that every device may copy from and to; any thread."""
-        self.set_current()
-        return int(
-            check(driver.cuMemHostAlloc(nbytes, driver.CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc")
-        )
-
-    def free_pinned_blocking(self, address: int, /) -> None:
-        """Give it back; waits for running kernels. Any thread, also after :meth:`close`."""
-        self.set_current()
-        check(driver.cuMemFreeHost(address), "cuMemFreeHost")
 
     # -- work ----------------------------------------------------------------------
     # With several devices the right context is made current for each: asynchronous
@@ -260,7 +202,7 @@ class CudaBackend:
             self.set_current()
         (error,) = _copy_h2d(dst, src, nbytes, self._streams[stream])
         if error:
-            raise DriverCallError(error, "cuMemcpyHtoDAsync")
+            self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyHtoDAsync"))
 
     def copy_d2h(self, dst: int, src: int, nbytes: int, stream: Any, /) -> None:
         """Copy from the device to pinned host memory."""
@@ -268,7 +210,7 @@ class CudaBackend:
             self.set_current()
         (error,) = _copy_d2h(dst, src, nbytes, self._streams[stream])
         if error:
-            raise DriverCallError(error, "cuMemcpyDtoHAsync")
+            self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyDtoHAsync"))
 
     def copy_d2d(self, dst: int, src: int, nbytes: int, stream: Any, /) -> None:
         """Copy within the device."""
@@ -276,7 +218,24 @@ class CudaBackend:
             self.set_current()
         (error,) = _copy_d2d(dst, src, nbytes, self._streams[stream])
         if error:
-            raise DriverCallError(error, "cuMemcpyDtoDAsync")
+            self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyDtoDAsync"))
+
+    def _copy_plain(
+        self, dst: int, src: int, nbytes: int, stream: Any, error: DriverCallError
+    ) -> None:
+        """Copy by addresses alone what was refused, or raise ``error``.
+
+        A device may read plain host memory, but calls that name the sides of a copy take only
+        what the driver knows to lie on a device.
+        """
+        if (
+            error.code != "CUDA_ERROR_INVALID_VALUE"
+            or not self.memory_support().has_pageable_access
+        ):
+            raise error
+        (again,) = driver.cuMemcpyAsync(dst, src, nbytes, self._streams[stream])
+        if again:
+            raise error
 
     def copy_peer(
         self, dst: int, dst_index: int, src: int, src_index: int, nbytes: int, stream: Any, /
@@ -388,10 +347,6 @@ class CudaBackend:
             num_copy_engines=found.async_engine_count,
             priority_range=(int(least), int(greatest)),
         )
-
-
-def _pool_attribute(pool: Any, attribute: Any) -> int:
-    return int(check(driver.cuMemPoolGetAttribute(pool, attribute), "cuMemPoolGetAttribute"))
 
 
 def _context_of(index: int) -> Any:

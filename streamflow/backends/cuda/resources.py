@@ -93,7 +93,7 @@ class ResourceForCudaCore(MemoryResource):  # type: ignore[misc] # cuda.core is 
         while resource is not None:
             if getattr(resource, "is_managed", False):
                 return True
-            resource = getattr(resource, "upstream", None)
+            resource = getattr(resource, "upstream_mr", None)
         return False
 
     @property

@@ -145,6 +145,10 @@ class SimDevice(MemoryVerbs, PoolVerbs):
             world.abandon(mine)
             for stream in mine:
                 gpu.streams.discard(stream)
+            siblings = [device for device in gpu.devices if device is not self]
+            if siblings:  # resources serve every device of one GPU: their pools go on
+                siblings[0]._pools += [pool for pool in self._pools if not pool.is_destroyed]
+                self._pools = [pool for pool in self._pools if pool.is_destroyed]
             for pool in self._pools:
                 if gpu.current_pool is pool:
                     gpu.current_pool = None

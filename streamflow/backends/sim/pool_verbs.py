@@ -37,6 +37,8 @@ class PoolVerbs(Checks):
                 raise ValueError(
                     f"a pool on device {location.index} is made by that device, not by {self.index}"
                 )
+        if is_managed and max_nbytes:
+            raise ValueError("a managed pool takes no bound")
         if is_exportable and kind is not None:
             raise DeviceError("only a pool on a device can be shared with other processes")
         with self.world.lock:

@@ -17,9 +17,12 @@ import pytest
 _MODULES = (
     "devices",
     "fidelity",
+    "guide",
     "harness",
     "kernels",
+    "kinds",
     "memory",
+    "pool_rules",
     "pools",
     "programs",
     "streams",
@@ -30,9 +33,12 @@ pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _MODULES))
 
 from streamflow.testing.contract.devices import DeviceContract, PeerContract  # noqa: E402
 from streamflow.testing.contract.fidelity import FidelityContract  # noqa: E402
+from streamflow.testing.contract.guide import GuideContract  # noqa: E402
 from streamflow.testing.contract.harness import Harness, Rig, drain  # noqa: E402
 from streamflow.testing.contract.kernels import KernelContract  # noqa: E402
+from streamflow.testing.contract.kinds import KindsContract  # noqa: E402
 from streamflow.testing.contract.memory import MemoryContract  # noqa: E402
+from streamflow.testing.contract.pool_rules import PoolRulesContract  # noqa: E402
 from streamflow.testing.contract.pools import PoolContract  # noqa: E402
 from streamflow.testing.contract.programs import ProgramContract  # noqa: E402
 from streamflow.testing.contract.streams import StreamContract  # noqa: E402
@@ -43,7 +49,10 @@ __all__ = ["BackendContract", "Harness", "PeerContract", "Rig", "drain", "fideli
 class BackendContract(
     StreamContract,
     MemoryContract,
+    KindsContract,
     PoolContract,
+    GuideContract,
+    PoolRulesContract,
     KernelContract,
     DeviceContract,
     FidelityContract,

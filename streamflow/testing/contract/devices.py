@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from streamflow.backends.base import Backend
-from streamflow.errors import LaunchFailed, StreamflowError
+from streamflow.backends.memory import PoolAccess
+from streamflow.errors import DeviceError, LaunchFailed, StreamflowError
 from streamflow.testing.contract.harness import Harness, Rig, drain, fidelity, settle
+from streamflow.testing.contract.kernels import AXPY
+from streamflow.testing.contract.kinds import refused
 
 __all__ = ["DeviceContract", "PeerContract"]
 
@@ -157,6 +160,38 @@ class PeerContract(Harness):
         expected = np.zeros(nbytes + 16, np.uint8)
         expected[8 : 8 + nbytes] = data[8 : 8 + nbytes]
         np.testing.assert_array_equal(target.get(dst, nbytes + 16), expected)
+
+    @fidelity
+    def test_access_to_a_pool_is_granted_and_taken_back(self, rigs: tuple[Rig, Rig]) -> None:
+        """A device reaches another's pool once it was granted access, memory of before as well."""
+        owner, guest = rigs
+        backend, pool = owner.backend, owner.pool
+
+        def grant(access: PoolAccess) -> None:
+            backend.set_pool_access_blocking(pool, guest.backend.index, access)
+
+        if not guest.backend.can_access_peer(backend.index):
+            refused(backend, lambda: grant(PoolAccess.READ_WRITE), DeviceError)
+            return
+        ones = np.ones(256, np.float32).view(np.uint8)
+        before = owner.put(ones)
+        assert backend.pool_access(pool, guest.backend.index) is PoolAccess.NONE
+        grant(PoolAccess.READ_WRITE)
+        assert backend.pool_access(pool, guest.backend.index) is PoolAccess.READ_WRITE
+        total, after = guest.put(ones), owner.put(ones)
+        kernel = guest.backend.load_kernel_blocking(AXPY)
+        config = guest.backend.launch_config((1, 1, 1), (256, 1, 1), 0)
+        arrays = [
+            guest.backend.array_argument(address, (256,), np.dtype(np.float32))
+            for address in (total, before, after)
+        ]
+        for x in arrays[1:]:
+            guest.backend.launch(guest.stream, config, kernel, arrays[0], np.float32(2), x, 256)
+        guest.backend.copy_d2d(after, total, 1024, guest.stream)
+        assert (guest.get(total, 1024).view(np.float32) == 5).all()
+        assert (owner.get(after, 1024).view(np.float32) == 5).all()
+        grant(PoolAccess.NONE)
+        assert backend.pool_access(pool, guest.backend.index) is PoolAccess.NONE
 
     def test_cr1_stream_ids_differ_between_devices(self, rigs: tuple[Rig, Rig]) -> None:
         ids = [rig.backend.stream_id(rig.stream) for rig in rigs]

@@ -1,0 +1,109 @@
+"""Simulated devices without a runtime: a backend, its space, and streams of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from streamflow.backends.sim import open_device
+from streamflow.backends.sim.device import SimDevice
+from streamflow.config import Settings, SimOptions
+from streamflow.memory.space import Space, enter_space, leave_space
+
+_DRIVER = (
+    "allocate",
+    "allocate_linear_blocking",
+    "allocate_managed_blocking",
+    "allocate_pinned_blocking",
+    "allocate_system",
+    "deallocate",
+    "free_linear_blocking",
+    "free_pinned_blocking",
+    "free_system",
+    "create_pool",
+)
+
+
+class Lab:
+    """One open device. Closed by the test, or after it."""
+
+    def __init__(self, index: int, settings: Settings, loop_key: object) -> None:
+        self.device: SimDevice = open_device(index, settings, loop_key)
+        self.space: Space = enter_space(self.device)
+        self.is_open = True
+        self._streams: list[Any] = []
+
+    def stream(self) -> Any:
+        stream = self.device.create_stream()
+        self._streams.append(stream)
+        return stream
+
+    def hold(self, stream: Any) -> Any:
+        """Work on ``stream`` that has not ended; ``run`` ends it."""
+        return self.device.controls().gate(stream)
+
+    def run(self) -> None:
+        """Let virtual time run dry."""
+        while self.device.advance(0):
+            pass
+
+    def without(self, **changes: Any) -> None:
+        """Have the device say that it lacks something."""
+        support = dataclasses.replace(self.device.memory_support(), **changes)
+        self.device.memory_support = lambda: support  # type: ignore[method-assign]
+
+    def calls(self) -> Counter[str]:
+        """Calls of the driver that allocate or free."""
+        return Counter({name: self.device.counts[name] for name in _DRIVER})
+
+    def used(self) -> int:
+        """Bytes of the device that something takes."""
+        free, total = self.device.memory_info()
+        return total - free
+
+    def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            if self.device.controls().fault is None:
+                self.device.synchronize_blocking()
+            leave_space(self.space, self.device)
+            self.device.close()
+
+
+@pytest.fixture(autouse=True)
+def young_heap() -> Iterator[None]:
+    """Let ``gc.collect()`` in a test look at that test's objects, not at thousands of others'."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def open_lab() -> Iterator[Callable[..., Lab]]:
+    """Open devices of one machine, on virtual time."""
+    labs: list[Lab] = []
+    key = object()
+
+    def opener(index: int = 0, *, clock: str = "virtual", **options: Any) -> Lab:
+        options.setdefault("memory_nbytes", 16 << 30)
+        settings = Settings(sim=SimOptions(clock=clock, devices=2, **options))
+        lab = Lab(index, settings, key)
+        labs.append(lab)
+        return lab
+
+    yield opener
+    gc.collect()
+    races = [race for lab in labs if lab.is_open for race in lab.device.controls().take_races()]
+    for lab in labs:
+        lab.close()
+    assert races == []
+
+
+@pytest.fixture
+def lab(open_lab: Callable[..., Lab]) -> Lab:
+    return open_lab()
