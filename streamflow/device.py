@@ -15,10 +15,11 @@ from typing import Any
 import anyio.to_thread
 
 from streamflow.backends import choose_backend
-from streamflow.backends.base import DeviceProperties, PoolInfo
+from streamflow.backends.base import DeviceProperties
 from streamflow.backends.origin import here
 from streamflow.config import Settings
 from streamflow.errors import Closed, SimulatorWarning
+from streamflow.memory.mempool import MemoryPool
 from streamflow.memory.pinned import PinnedPool
 from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.runtime.closing import close, drain, leave, raise_failures
@@ -143,6 +144,7 @@ class Device(Submit):
 
     def _build(self, core: Core) -> None:
         core.memory.default = self._resource
+        self._pool = MemoryPool._view(core.space, core.memory.pool)
         if self._placement is not None:
             core.placement = Placement(core.compute, self._placement)
         self._transfers = Transfers(core)
@@ -299,12 +301,12 @@ class Device(Submit):
         return self._core.backend.properties
 
     @property
-    def memory(self) -> PoolInfo:
-        """The device's own pool, in bytes."""
+    def memory(self) -> MemoryPool:
+        """The device's own pool: how much it has and uses, its attributes, ``trim``."""
         core = self._here
         if core.is_closed:
             raise Closed(f"device {self.index} is closed")
-        return core.backend.pool_info(core.memory.pool)
+        return self._pool
 
     @property
     def pinned(self) -> PinnedPool:
@@ -335,7 +337,7 @@ class Device(Submit):
 
     def stats(self) -> DeviceStats:
         """Counters; makes no query of the device's streams."""
-        return device_stats(self._here, self.memory)
+        return device_stats(self._here, self.memory.snapshot())
 
     def live(self) -> dict[str, dict[str, int]]:
         """What the device holds, by kind and by the line that made it: ``{"array": {line: n}}``."""

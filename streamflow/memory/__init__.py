@@ -1,4 +1,4 @@
-"""Host and device memory between the scheduler and the runtime."""
+"""Memory resources and pools: ``sf.memory``. See docs/reference/memory.md."""
 
 from streamflow.backends.memory import (
     Location,
@@ -8,7 +8,9 @@ from streamflow.backends.memory import (
     PointerAttributes,
     PoolAccess,
 )
-from streamflow.memory.adaptor import UpstreamResourceAdaptor
+from streamflow.memory.adaptor import (
+    UpstreamResourceAdaptor,
+)
 from streamflow.memory.adaptors import (
     AlignedResourceAdaptor,
     FailureCallbackResourceAdaptor,
@@ -20,36 +22,69 @@ from streamflow.memory.allocators import (
     StreamAllocatorAdaptor,
     TypedAllocator,
 )
-from streamflow.memory.arena import ArenaMemoryResource
+from streamflow.memory.arena import (
+    ArenaMemoryResource,
+)
 from streamflow.memory.async_pools import (
     CudaAsyncManagedMemoryResource,
     CudaAsyncMemoryResource,
     CudaAsyncViewMemoryResource,
 )
-from streamflow.memory.binning import BinningMemoryResource
-from streamflow.memory.callback import AllocateCallback, CallbackMemoryResource, DeallocateCallback
-from streamflow.memory.cuda_core import CudaCoreMemoryResource, from_cuda_core, to_cuda_core
-from streamflow.memory.default import default_resource
+from streamflow.memory.binning import (
+    BinningMemoryResource,
+)
+from streamflow.memory.callback import (
+    AllocateCallback,
+    CallbackMemoryResource,
+    DeallocateCallback,
+)
+from streamflow.memory.cuda_core import (
+    CudaCoreMemoryResource,
+    from_cuda_core,
+    to_cuda_core,
+)
+from streamflow.memory.default import (
+    default_resource,
+)
 from streamflow.memory.device_pools import (
     current_pool,
     default_pool,
     memory_support,
     set_current_pool,
 )
-from streamflow.memory.exiting import process_is_exiting
-from streamflow.memory.fixed_size import FixedSizeMemoryResource
+from streamflow.memory.exiting import (
+    process_is_exiting,
+)
+from streamflow.memory.fixed_size import (
+    FixedSizeMemoryResource,
+)
 from streamflow.memory.host_reachable import (
     ManagedMemoryResource,
     PinnedHostMemoryResource,
     SamHeadroomMemoryResource,
     SystemMemoryResource,
 )
-from streamflow.memory.leaves import CudaMemoryResource
-from streamflow.memory.log import LogAction, LoggingResourceAdaptor, LogRecord, read_log
-from streamflow.memory.mempool import MemoryPool
-from streamflow.memory.pointers import pointer_attributes
-from streamflow.memory.pool import PoolMemoryResource
-from streamflow.memory.pool_attributes import PoolAttributes
+from streamflow.memory.leaves import (
+    CudaMemoryResource,
+)
+from streamflow.memory.log import (
+    LogAction,
+    LoggingResourceAdaptor,
+    LogRecord,
+    read_log,
+)
+from streamflow.memory.mempool import (
+    MemoryPool,
+)
+from streamflow.memory.pointers import (
+    pointer_attributes,
+)
+from streamflow.memory.pool import (
+    PoolMemoryResource,
+)
+from streamflow.memory.pool_attributes import (
+    PoolAttributes,
+)
 from streamflow.memory.references import (
     device_async_resource_ref,
     device_resource_ref,
@@ -68,10 +103,23 @@ from streamflow.memory.registry import (
     set_per_device_resource,
     using,
 )
-from streamflow.memory.resource import Block, DeviceMemoryResource, Piece
-from streamflow.memory.statistics import Counters, Statistics, StatisticsResourceAdaptor
-from streamflow.memory.suballocator import SubAllocatorInfo
-from streamflow.memory.tracking import OutstandingAllocation, TrackingResourceAdaptor
+from streamflow.memory.resource import (
+    Block,
+    DeviceMemoryResource,
+    Piece,
+)
+from streamflow.memory.statistics import (
+    Counters,
+    Statistics,
+    StatisticsResourceAdaptor,
+)
+from streamflow.memory.suballocator import (
+    SubAllocatorInfo,
+)
+from streamflow.memory.tracking import (
+    OutstandingAllocation,
+    TrackingResourceAdaptor,
+)
 
 __all__ = [
     "AlignedResourceAdaptor",

@@ -326,7 +326,11 @@ class DeviceMemoryResource(ABC):
 
     @abstractmethod
     def _give(self, piece: Piece, place: Place) -> None:
-        """Take back a piece that :meth:`_take` gave; if this raises, the caller still has it."""
+        """Take back a piece that :meth:`_take` gave.
+
+        If this raises, the caller still has it, and may try again; except where it has set the
+        piece's address to 0: then it is back, whatever went wrong besides.
+        """
 
     @property
     def device(self) -> int | None:
@@ -426,6 +430,8 @@ class DeviceMemoryResource(ABC):
         self._give_or_keep(block._piece, block._space, place)
         if self._dropped:
             self._drain()
+        if block._space.listeners:
+            block._space.freed()
 
     def _drain(self) -> None:
         """Free what was dropped without a free, each on the stream it was allocated on."""
@@ -467,6 +473,8 @@ class DeviceMemoryResource(ABC):
         if space.is_open:  # else all of it was given back
             self._dropped.append((piece, space, stream))
             space.dropped.append(self)
+            if space.listeners:
+                space.freed()
 
     def _reap(self) -> bool:
         self._drain()

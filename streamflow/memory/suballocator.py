@@ -302,7 +302,8 @@ class SubAllocator(DeviceMemoryResource):
             self._locked(lambda: self._order.put_after(place, points))
             self._give_up(piece, place)
         except BaseException:
-            self._locked(lambda: self._put_region_back(piece, points))
+            if piece.address:  # else it is back all the same
+                self._locked(lambda: self._put_region_back(piece, points))
             raise
         self._locked(lambda: self._store().drop(points))
 

@@ -226,6 +226,7 @@ class Memory:
         core.drain_dropped()
         for line in core.lines:
             core.reap(line)
+        core.space.reap()
         if self.is_patient:
             return
         core.backend.trim_pool(self.pool, 0)
@@ -246,7 +247,7 @@ class Memory:
         piece = None if known is None else known[3]
         op: Op[None] = Op(core, "free", None, frame)
         op._freed_nbytes = root.stop
-        if self.queue.waiters:
+        if core.is_memory_short:
             self.queue.freed()
         deps: list[Ticket] = []
         root.before_write(deps)

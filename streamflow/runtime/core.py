@@ -77,6 +77,7 @@ class Core:
         self.is_serial = settings.serial
         self.abroad = Abroad(self)
         self.is_naming = False  # the short cuts name no op
+        self.is_memory_short = False  # somebody waits for memory: all that runs is looked at
         self.choose_ways()
         self.serial_op: Op[Any] | None = None  # in serial mode: what is being worked on
         # Virtual time where there is one: ages and deadlines are counted in it.
@@ -133,7 +134,11 @@ class Core:
     def choose_ways(self) -> None:
         """Whether the hot paths may take their short cuts: those tell nobody of what they do."""
         self.is_fast = not (
-            self.is_serial or self.instrument is not None or self.abroad or self.is_naming
+            self.is_serial
+            or self.instrument is not None
+            or self.abroad
+            or self.is_naming
+            or self.is_memory_short
         )
 
     def name_ops(self, is_naming: bool) -> None:
@@ -247,6 +252,8 @@ class Core:
     def submitted(self, op: Op[Any]) -> None:
         """Note that ``op`` just got its position."""
         self.num_submitted += 1
+        if self.is_memory_short:
+            op.rare().is_wanted = True
         rare = op._rare
         if rare is None:
             op._state = step(op._state, OpStep.SUBMIT, op.story)
@@ -501,7 +508,7 @@ class Core:
         if not self.is_closed:  # closing has freed everything already
             self._dropped.append((address, home, root))
             self.needs_check = True
-            if self.memory.queue.waiters:  # somebody waits for memory, and no turn may be coming
+            if self.is_memory_short:  # somebody waits for memory, and no turn may be coming
                 self.poller.wake()
 
     def drain_dropped(self) -> None:

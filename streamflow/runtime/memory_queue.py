@@ -122,7 +122,7 @@ class MemoryQueue:
     ) -> DeviceArray:
         core = self._core
         if not self.waiters:
-            core.space.listeners.append(self._heard)
+            self._be_short(True)
         self.waiters.setdefault(resource, deque()).append(waiter)
         self._num_turns = 0
         self._soon()
@@ -183,8 +183,19 @@ class MemoryQueue:
             return
         del self.waiters[resource]
         if not self.waiters:
-            self._core.space.listeners.remove(self._heard)
+            self._be_short(False)
             self._watched.clear()
+
+    def _be_short(self, is_short: bool) -> None:
+        """While somebody waits: hear of frees elsewhere, and look at all that runs (R2, R11)."""
+        core = self._core
+        listeners = core.space.listeners
+        if is_short:
+            listeners.append(self._heard)
+        else:
+            listeners.remove(self._heard)
+        core.is_memory_short = is_short
+        core.choose_ways()
 
     def _heard(self) -> None:
         """Memory came back elsewhere. Any thread."""
@@ -224,14 +235,14 @@ class MemoryQueue:
             waiter.end()
 
     def _watch(self) -> None:
-        """Have :meth:`_serve` run again when the next free ends; tell a circle if there is one."""
+        """Have :meth:`_serve` run again when an op ends; tell a circle if there is one."""
         core = self._core
-        pending = self._pending_frees()
+        pending = self._unfinished()
         if pending:
             for op in pending:
                 if op.ticket not in self._watched:
                     self._watched.add(op.ticket)
-                    core.when_ended(op.ticket, partial(self._free_ended, op.ticket))
+                    core.when_ended(op.ticket, partial(self._op_ended, op.ticket))
             return
         if not self._is_circle():
             return
@@ -245,21 +256,23 @@ class MemoryQueue:
                 newest.error = describe_shortage(core, newest.nbytes, resource, None, _HOPELESS)
                 newest.end()
 
-    def _free_ended(self, ticket: Any) -> None:
+    def _op_ended(self, ticket: Any) -> None:
         self._watched.discard(ticket)
         if self.waiters:
             self._soon()
 
-    def _pending_frees(self) -> list[Op[Any]]:
-        """The oldest free of each stream that has not ended, and all that are parked."""
+    def _unfinished(self) -> list[Op[Any]]:
+        """What may bring memory back: of each stream its oldest free, else its newest op.
+
+        Other work counts as well: who waits for it may free something then, and a fault of it
+        is to end the wait (rule R2).
+        """
         core = self._core
-        found = [op for op in core.pending_ops() if op.kind == "free"]
+        found = core.pending_ops()
         for line in core.lines:
-            for ticket in line.inflight:
-                op: Op[Any] | None = ticket.op
-                if op is not None and op.kind == "free":
-                    found.append(op)
-                    break
+            ops: list[Op[Any]] = [ticket.op for ticket in line.inflight if ticket.op is not None]
+            if ops:
+                found.append(next((op for op in ops if op.kind == "free"), ops[-1]))
         return found
 
     def _is_circle(self) -> bool:

@@ -129,6 +129,7 @@ class Submit(ABC):
         _, size = checked_shape(shape, checked.itemsize)
         if timeout is not None and (isinstance(timeout, bool) or not timeout >= 0):
             raise ValueError(f"timeout= takes seconds from 0 on, found {timeout!r}")
+        core.check_budgets(size * checked.itemsize, "alloc")
         resource = core.memory.choose(memory)
         frame = caller(1)
         code, lasti = frame.f_code, frame.f_lasti
