@@ -82,7 +82,8 @@ class SubAllocator(DeviceMemoryResource):
         self._region_alignment = ALIGNMENT
         self._order = StreamOrder()
         self._is_busy = False
-        # Frees by finalisers that ran in this thread in the middle of another call.
+        # Frees by finalisers that ran in this thread in the middle of another call, and those
+        # that the device refused.
         self._late: deque[tuple[Piece, Place]] = deque()
         self._growing = threading.RLock()
         self._main: Store | None = None
@@ -191,6 +192,11 @@ class SubAllocator(DeviceMemoryResource):
             self._is_busy = True
             try:
                 self._put_back(piece, place)
+            except BaseException:
+                # Freed all the same, once somebody calls again.
+                piece.address = 0
+                self._late.append((piece, place))
+                raise
             finally:
                 self._is_busy = False
             if self._late:
@@ -211,11 +217,18 @@ class SubAllocator(DeviceMemoryResource):
         region.store.give(span, point)
 
     def _give_late(self) -> None:
+        """Free what could not be freed at its moment. Called with the lock held."""
+        failed: list[tuple[Piece, Place]] = []
         while self._late:
             piece, place = self._late.popleft()
-            space = self._space
-            if space is not None:  # else it is gone with its device
-                self._give_or_keep(piece, space, place)
+            self._is_busy = True
+            try:
+                self._put_back(piece, place)
+            except Exception:  # still; whoever freed it was told
+                failed.append((piece, place))
+            finally:
+                self._is_busy = False
+        self._late.extend(failed)
 
     def _take_slowly(self, place: Place, nbytes: int, alignment: int, asked_nbytes: int) -> Span:
         span = self._grow(place, nbytes, alignment)
@@ -281,6 +294,7 @@ class SubAllocator(DeviceMemoryResource):
         that comes after them.
         """
         super().trim()
+        self._locked(lambda: None)  # what comes late is free then
         while True:
             taken = self._locked(self._take_unused)
             if taken is None:
