@@ -6,11 +6,13 @@ from logging import getLogger
 from typing import Any
 
 from streamflow.errors import OutOfDeviceMemory
+from streamflow.memory.figures import free_nbytes, largest_free_nbytes
 from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource
+from streamflow.memory.sizes import checked_size
 from streamflow.memory.space import Place
 from streamflow.memory.spans import AddressShelf, Span
 from streamflow.memory.store import Store
-from streamflow.memory.suballocator import SubAllocator, checked_size, round_up
+from streamflow.memory.suballocator import SubAllocator, round_up
 
 __all__ = ["ArenaMemoryResource"]
 
@@ -47,7 +49,7 @@ class ArenaMemoryResource(SubAllocator):
         device: Any = None,
     ) -> None:
         super().__init__(upstream_mr, device)
-        size = checked_size(arena_size, "arena_size")
+        size = None if arena_size is None else checked_size(arena_size, "arena_size")
         if size == 0:
             raise ValueError("arena_size: at least 1 byte")
         self._arena_nbytes = None if size is None else round_up(size, SUPERBLOCK_NBYTES)
@@ -186,6 +188,6 @@ class ArenaMemoryResource(SubAllocator):
         named = [("shared", store) for store in super()._stores()]
         named += [(f"stream {uid}", arena) for uid, arena in self._arenas.items()]
         return [
-            (name, len(store.regions), store.free_nbytes(), store.largest_free_nbytes())
+            (name, len(store.regions), free_nbytes(store), largest_free_nbytes(store))
             for name, store in named
         ]

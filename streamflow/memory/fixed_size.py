@@ -6,10 +6,11 @@ from typing import Any
 
 from streamflow.errors import OutOfDeviceMemory
 from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource, Piece
+from streamflow.memory.sizes import checked_size
 from streamflow.memory.space import Place
 from streamflow.memory.spans import FifoShelf, Region, Span
 from streamflow.memory.store import Store
-from streamflow.memory.suballocator import SubAllocator, checked_size, round_up
+from streamflow.memory.suballocator import SubAllocator, round_up
 
 __all__ = ["FixedSizeMemoryResource"]
 
