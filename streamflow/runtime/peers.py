@@ -16,6 +16,7 @@ from streamflow.errors import OpCancelled, UpstreamFailed
 from streamflow.memory.pinned import PinnedBlock
 from streamflow.runtime.op import Op, OpState, added
 from streamflow.runtime.parked import After, Parked
+from streamflow.scheduler.machine import FINAL
 from streamflow.scheduler.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -53,19 +54,15 @@ def relay(
     return _Relay(core, dst, src, ring).submit(explicit, after) if ring.reserve() else None
 
 
-def end_here(
-    core: Core, last: Op[Any], explicit: Timeline | None, op: Op[Any] | None = None
-) -> Op[Any]:
-    """An op of ``core``, or ``op``, that ends with ``last``, which is another device's.
+def end_here(core: Core, last: Op[Any], explicit: Timeline | None, seen: Op[Any]) -> Parked | None:
+    """Have ``seen``, an op of ``core``, end with ``last``, which is another device's.
 
     On ``explicit`` that is a wait of the stream, whose order the copy is part of. A lane of
     ours is not to wait for another device: without a stream, it is the host that sees the end.
     """
-    seen: Op[Any] = Op(core, "copy", None) if op is None else op
     after = After([last.ticket])
     if explicit is not None:
-        core.parking.submit(seen, _no_calls, line=explicit, after=after)
-        return seen
+        return core.parking.submit(seen, _no_calls, line=explicit, after=after)
 
     def start(parked: Parked) -> None:
         if seen._state is OpState.PARKED:
@@ -80,47 +77,49 @@ def end_here(
         else:
             core.parking.ready(parked)  # which says what failed
 
-    core.parking.submit(seen, _no_calls, line=None, after=after, start=start)
-    return seen
+    return core.parking.submit(seen, _no_calls, line=None, after=after, start=start)
 
 
 class _Ring:
     """The pinned blocks of one copy: back in their pool once no op of it can touch them (R6)."""
 
-    __slots__ = ("_core", "_nbytes", "blocks", "num_ops", "waiting")
+    __slots__ = ("_core", "blocks", "nbytes", "num_ops", "waiting")
 
     def __init__(self, core: Core, nbytes: int, num: int) -> None:
         self._core = core
-        self._nbytes = nbytes
+        self.nbytes = nbytes
         self.blocks: list[PinnedBlock | None] = [None] * num
-        self.num_ops = 0
+        self.num_ops = 1  # and the submission itself, which ends by release()
         self.waiting: dict[int, Parked] = {}  # by block: the op that needs it first
 
     def reserve(self) -> bool:
         """Take cached blocks, and set budget aside for the others. False: there is too little."""
         pool = self._core.pinned
         for place in range(len(self.blocks)):
-            self.blocks[place] = pool.try_acquire(self._nbytes)
-            if self.blocks[place] is None and not pool.reserve(self._nbytes):
+            self.blocks[place] = pool.try_acquire(self.nbytes)
+            if self.blocks[place] is None and not pool.reserve(self.nbytes):
                 for earlier in self.blocks[:place]:
                     if earlier is None:
-                        pool.unreserve(self._nbytes)
+                        pool.unreserve(self.nbytes)
                     else:
                         earlier.release()
                 return False
         return True
 
-    def hold(self, op: Op[Any]) -> None:
-        """The blocks are kept until the work of ``op`` has ended, in whatever way."""
+    def hold(self, op: Op[Any], before: Op[Any] | None = None) -> None:
+        """Keep the blocks until the work of ``op`` has ended, in whatever way.
+
+        ``before`` is the step before it, on a device that nobody may be looking at.
+        """
         self.num_ops += 1
-        op.rare().on_retired = partial(self._retired, op)
+        op.rare().on_retired = partial(self._retired, op, before)
 
     def pin_missing(self, seq: int) -> None:
         """Pin what was not cached, on a worker thread (R1)."""
         core = self._core
         for place, block in enumerate(self.blocks):
             if block is None:
-                acquire = partial(core.pinned.acquire_reserved_blocking, self._nbytes)
+                acquire = partial(core.pinned.acquire_reserved_blocking, self.nbytes)
                 core.background.submit(seq, acquire, partial(self._pinned, place))
         core.schedule_turn()
 
@@ -137,15 +136,20 @@ class _Ring:
         if error is None:
             parking.ready(parked)
         else:
-            parking.drop(parked, self._core.lose(error, f"pinning {self._nbytes} bytes"))
+            parking.drop(parked, self._core.lose(error, f"pinning {self.nbytes} bytes"))
 
-    def _retired(self, op: Op[Any]) -> None:
+    def _retired(self, op: Op[Any], before: Op[Any] | None) -> None:
+        if before is not None and before._state is OpState.SUBMITTED:
+            before._core.reap(before.ticket.timeline)
+        if before is not None and before._state not in FINAL:
+            before._core.want(before)
         if op.ticket.failure is None:
-            self._one_less()
+            self.release()
         else:  # it may be running still
-            op._core.when_ended(op.ticket, self._one_less)
+            op._core.when_ended(op.ticket, self.release)
 
-    def _one_less(self) -> None:
+    def release(self) -> None:
+        """One of those who hold the blocks has ended."""
         self.num_ops -= 1
         if not self.num_ops:
             for place, block in enumerate(self.blocks):
@@ -157,55 +161,76 @@ class _Ring:
 class _Relay:
     """One copy by the host: its ops, and the one of them that the program sees."""
 
-    __slots__ = ("_core", "_dst", "_ops", "_ring", "_seen", "_src")
+    __slots__ = (
+        "_core",
+        "_dst_core",
+        "_from",
+        "_has_failed",
+        "_is_overwrite",
+        "_nbytes",
+        "_parked",
+        "_reads",
+        "_ring",
+        "_seen",
+        "_src_core",
+        "_to",
+        "_writes",
+    )
 
     def __init__(self, core: Core, dst: DeviceArray, src: DeviceArray, ring: _Ring) -> None:
         self._core = core
-        self._dst = dst
-        self._src = src
+        # No array: those may be dropped while this is in flight (R6).
+        self._from, self._reads, self._src_core = src.address, (src._region,), src._core
+        self._to, self._writes, self._dst_core = dst.address, (dst._region,), dst._core
+        self._nbytes = dst.nbytes
+        self._is_overwrite = dst.is_whole_region
         self._ring = ring
-        self._ops: list[Op[Any]] = []
+        self._parked: dict[Op[Any], Parked | None] = {}
+        self._has_failed = False
         self._seen: Op[Any] = Op(core, "copy", None)
 
     def submit(self, explicit: Timeline | None, after: After) -> Op[Any]:
-        core, dst, src, ring = self._core, self._dst, self._src, self._ring
-        is_to_here = dst._core is core
-        out_line = src._core.d2h if is_to_here or explicit is None else explicit
-        in_line = explicit if is_to_here and explicit is not None else dst._core.h2d
-        num = -(-dst.nbytes // ring._nbytes)
+        core, ring = self._core, self._ring
+        source, target = self._src_core, self._dst_core
+        is_to_here = target is core
+        out_line = source.d2h if is_to_here or explicit is None else explicit
+        in_line = explicit if is_to_here and explicit is not None else target.h2d
+        num = -(-self._nbytes // ring.nbytes)
         outs: list[Op[Any]] = []
         ins: list[Op[Any]] = []
         for k in range(num):
             is_last = k == num - 1
-            outs.append(self._op(src._core))
+            outs.append(self._op(source, "to the host"))
+            ring.hold(outs[-1])
             first = after if not k else After([outs[-2].ticket])
             if k >= len(ring.blocks):  # the block is free again
                 first.tickets.append(ins[k - len(ring.blocks)].ticket)
             self._copy_out(outs[-1], out_line, k, first)
-            ins.append(self._seen if is_last and is_to_here else self._op(dst._core))
-            if ins[-1] is self._seen:
-                self._watch()
-                ring.hold(self._seen)
+            is_seen = is_last and is_to_here
+            ins.append(self._seen if is_seen else self._op(target, "from the host"))
+            ring.hold(ins[-1], outs[-1])
+            if is_seen:
+                self._watch(self._seen)
             self._copy_in(ins[-1], in_line, k, After([outs[-1].ticket]))
         if not is_to_here:
-            self._watch()
-            end_here(core, ins[-1], explicit, self._seen)
+            self._watch(self._seen)
+            self._parked[self._seen] = end_here(core, ins[-1], explicit, self._seen)
+        if ins[0].ticket.position:
+            self._begun()
         if None in ring.blocks:
             ring.pin_missing(self._seen.ticket.seq)
+        ring.release()
         return self._seen
 
-    def _op(self, core: Core) -> Op[Any]:
-        op: Op[Any] = Op(core, "copy", self._seen.name)
+    def _op(self, core: Core, way: str) -> Op[Any]:
+        op: Op[Any] = Op(core, "copy", f"{self._seen.name} {way}")
         op._code, op._lasti = self._seen._origin
-        self._ops.append(op)
-        self._ring.hold(op)
-        rare = op.rare()
-        rare.on_ended = added(rare.on_ended, partial(self._part_ended, op))
+        self._watch(op)
         return op
 
     def _copy_out(self, op: Op[Any], line: Timeline, k: int, after: After) -> None:
         ring, backend = self._ring, op._core.backend
-        address, nbytes = self._chunk(self._src, k)
+        address, nbytes = self._chunk(self._from, k)
         place = k % len(ring.blocks)
         is_missing = k < len(ring.blocks) and ring.blocks[place] is None
 
@@ -216,15 +241,16 @@ class _Relay:
             return 1
 
         parked = op._core.parking.submit(
-            op, run, line=line, reads=(self._src._region,), after=after, num_needs=int(is_missing)
+            op, run, line=line, reads=self._reads, after=after, num_needs=int(is_missing)
         )
+        self._parked[op] = parked
         if is_missing and parked is not None:
             parked.need = "pinned memory"
             ring.waiting[place] = parked
 
     def _copy_in(self, op: Op[Any], line: Timeline, k: int, after: After) -> None:
         ring, backend = self._ring, op._core.backend
-        address, nbytes = self._chunk(self._dst, k)
+        address, nbytes = self._chunk(self._to, k)
         place = k % len(ring.blocks)
 
         def run(target: Any) -> int:
@@ -235,58 +261,63 @@ class _Relay:
             backend.copy_h2d(address, block.address, nbytes, target)
             return 1
 
-        op._core.parking.submit(
+        self._parked[op] = op._core.parking.submit(
             op,
             run,
             line=line,
-            writes=(self._dst._region,),
+            writes=self._writes,
             after=after,
             # The chunks together overwrite it; each needs that those before it went well.
-            is_overwrite=not k and self._dst.is_whole_region,
+            is_overwrite=not k and self._is_overwrite,
         )
 
-    def _chunk(self, array: DeviceArray, k: int) -> tuple[int, int]:
-        size = self._ring._nbytes
-        return array.address + k * size, min(size, array.nbytes - k * size)
+    def _chunk(self, start: int, k: int) -> tuple[int, int]:
+        size = self._ring.nbytes
+        return start + k * size, min(size, self._nbytes - k * size)
 
     # -- failures and cancelling -----------------------------------------------------------------
 
-    def _watch(self) -> None:
-        rare = self._seen.rare()
-        rare.on_ended = added(rare.on_ended, self._seen_ended)
+    def _watch(self, op: Op[Any]) -> None:
+        rare = op.rare()
+        rare.on_ended = added(rare.on_ended, partial(self._ended, op))
 
     def _begun(self) -> None:
         """The destination is being written: what parked for a full window can't be taken back."""
-        seen = self._seen
-        if seen._state is OpState.PARKED and seen._rare is not None and seen._rare.parked:
+        parked, seen = self._parked.get(self._seen), self._seen
+        if parked is not None and not parked.has_left and seen._state is OpState.PARKED:
             self._core.start(seen)
 
-    def _part_ended(self, op: Op[Any]) -> None:
+    def _ended(self, op: Op[Any]) -> None:
+        error = op._error
+        if error is None or self._has_failed:
+            return
+        self._has_failed = True
+        if op is not self._seen:
+            self._move_failure(op, error)
+        mine = self._parked.get(op)
+        if mine is not None:
+            mine.has_left = True  # already: what is dropped here is not to have it go on
+        root = error.__cause__ if isinstance(error, UpstreamFailed) else error
+        for part in reversed(self._parked):  # nobody needs what has not begun
+            parked = self._parked[part]
+            if parked is None or parked.has_left:
+                continue
+            text = f"{part.name} needs the result of {op.name}, which failed: {root}"
+            failure: Exception = UpstreamFailed(text)
+            failure.__cause__ = root
+            if part is self._seen and isinstance(error, OpCancelled):
+                # By a future that the copy waits for, say: so it is the copy that is cancelled.
+                failure = OpCancelled(str(error))
+            part._core.parking.drop(parked, failure)
+
+    def _move_failure(self, op: Op[Any], error: BaseException) -> None:
         """A failure of a part is one of the whole: it is told where the program looks."""
-        error, other = op._error, op._core
-        seen = self._seen
-        parked = seen._rare.parked if seen._rare is not None else None
-        if isinstance(error, OpCancelled) and seen._state is OpState.PARKED and parked is not None:
-            # By a future that the copy waits for: so it is the copy that is cancelled.
-            self._core.parking.drop(parked, OpCancelled(str(error)))
+        core, other = self._core, op._core
+        if other is core or error is other.lost or isinstance(error, (UpstreamFailed, OpCancelled)):
             return
-        if error is None or other is self._core or isinstance(error, (UpstreamFailed, OpCancelled)):
-            return
-        if error is not other.lost:
-            other.observed(error)
-            rare = self._seen._rare
-            self._core.failures.note(error, rare.scope if rare is not None else None)
-
-    def _seen_ended(self) -> None:
-        if self._seen._error is not None:  # cancelled, say: nobody needs what has not begun
-            self._core.shell.call_soon(self._drop_parked)
-
-    def _drop_parked(self) -> None:
-        for op in reversed(self._ops):
-            parked = op._rare.parked if op._rare is not None else None
-            if op._state is OpState.PARKED and parked is not None:
-                why = f"{op.name} was dropped: it is part of a copy that has ended"
-                op._core.parking.drop(parked, OpCancelled(why))
+        other.observed(error)
+        rare = self._seen._rare
+        core.failures.note(error, rare.scope if rare is not None else None)
 
 
 def _no_calls(_: Any) -> int:

@@ -139,12 +139,10 @@ def test_it_allocates_computes_and_frees_or_says_why_not(
                 resource = MAKERS[name](dev)
                 stream = dev.stream("S")
                 block = resource.allocate(NBYTES, stream=stream)
-            except Exception as error:
+            except sf.DeviceError as error:
                 row["error"] = f"{type(error).__name__}: {error}"
-                if missing is None:
+                if missing is None or missing not in str(error):
                     raise
-                assert isinstance(error, sf.DeviceError), error
-                assert missing in str(error)
                 return
             assert missing is None
             row["allocates"] = True

@@ -245,8 +245,7 @@ def test_closing_the_device_closes_the_buffers(cuda_lab: Any) -> None:
     ours = memory.from_cuda_core(theirs)
     stream = cuda_lab.stream()
     block = ours.allocate(16, stream=stream)
-    cuda_lab.device.synchronize_blocking()
-    cuda_lab.space._close()
+    cuda_lab.leave()
     assert theirs.streams == [stream]
     assert not block.is_freed
 

@@ -347,7 +347,7 @@ def test_a_free_that_the_device_refuses_is_made_later(
     assert assert_sums(resource).live_nbytes == 0
 
 
-def _raise(*_: Any) -> Any:
+def _raise(_: Any) -> Any:
     raise RuntimeError("no event")
 
 
