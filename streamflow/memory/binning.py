@@ -168,11 +168,9 @@ class BinningMemoryResource(Figures, DeviceMemoryResource):
     def _give(self, piece: Piece, place: Place) -> None:
         inner = piece.inner
         assert inner is not None
-        try:
-            inner.resource.give(inner, place)
-        finally:
-            if piece.note or not isinstance(inner.resource, SubAllocator):
-                self._count(-inner.capacity_nbytes, is_direct=piece.note)
+        inner.resource.give(inner, place)
+        if piece.note or not isinstance(inner.resource, SubAllocator):
+            self._count(-inner.capacity_nbytes, is_direct=piece.note)
 
     def _count(self, nbytes: int, *, is_direct: bool) -> None:
         with self._lock:

@@ -105,8 +105,9 @@ class SubAllocation(RuleBasedStateMachine):
         block, on = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
         try:
             self.resource.deallocate(block, stream=on)
-        except OutOfDeviceMemory:  # the upstream's own block, and its own affair
+        except OutOfDeviceMemory:  # the upstream's own block; the next call tries again
             assert self.kind == "binning"
+            self.resource._drain()
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), stream=st.integers(0, NUM_STREAMS - 1))
@@ -130,6 +131,7 @@ class SubAllocation(RuleBasedStateMachine):
                 self.machine.space.reap()
             except OutOfDeviceMemory:
                 assert self.kind == "binning"
+                self.resource._drain()
 
     @rule(stream=st.integers(0, NUM_STREAMS - 1))
     def hold(self, stream: int) -> None:
