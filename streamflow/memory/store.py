@@ -340,6 +340,13 @@ class Store:
         """Those that imply the rest; the others are dropped."""
         if len(points) < 2:
             return tuple(points)
+        if len(points) == 2:  # two frees of one stream, mostly
+            one, other = points
+            if one.own.timeline is other.own.timeline:
+                if one.own.position < other.own.position:
+                    one, other = other, one
+                self.order.drop(self._space, other)
+                return (one,)
         owns = {id(own) for own in needed_waits(_NOWHERE, [point.own for point in points])}
         kept: list[FreePoint] = []
         for point in points:

@@ -97,7 +97,7 @@ def _run(options: Options, report: Report, backend: Any) -> None:
                 "ours": partial(_make_ours, name, backend)
             }
             if rmm is not None:
-                makers["RMM"] = partial(_make_rmm, name, rmm)
+                makers["RMM"] = partial(_make_rmm, name, rmm, backend)
             for who, values in _measure(makers, num, num_swaps, options.num_reps).items():
                 row = f"{name}MemoryResource, {who}, {num} live"
                 medians[who, num] = report.add(row, Sample(tuple(values), "us"))
@@ -168,7 +168,7 @@ def _make_ours(name: str, backend: Any) -> tuple[Any, Any, Any]:
     return take, give, close
 
 
-def _make_rmm(name: str, rmm: Any) -> tuple[Any, Any, Any]:
+def _make_rmm(name: str, rmm: Any, backend: Any) -> tuple[Any, Any, Any]:
     mr = rmm.mr
     source = mr.CudaMemoryResource()
     if name == "Pool":
@@ -179,7 +179,8 @@ def _make_rmm(name: str, rmm: Any) -> tuple[Any, Any, Any]:
         resource = mr.FixedSizeMemoryResource(source, MAX_NBYTES, 128)
     else:
         resource = mr.BinningMemoryResource(source, 8, 16)
-    stream = rmm.pylibrmm.stream.Stream()
+    owner = backend.create_stream()
+    stream = rmm.pylibrmm.stream.Stream(owner)
     allocate, deallocate = resource.allocate, resource.deallocate
 
     def take(nbytes: int) -> tuple[int, int]:
@@ -188,4 +189,4 @@ def _make_rmm(name: str, rmm: Any) -> tuple[Any, Any, Any]:
     def give(block: tuple[int, int]) -> None:
         deallocate(*block, stream)
 
-    return take, give, lambda: None  # it goes with its last reference
+    return take, give, owner.sync  # it goes with its last reference
