@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio.to_thread
 
+from streamflow.backends.base import Backend
 from streamflow.errors import Closed
 from streamflow.memory.space import Space
 
@@ -61,6 +62,12 @@ class PoolHandle:
         if self.is_closed:
             raise Closed("this memory pool is closed")
         return self._handle
+
+    @property
+    def backend(self) -> Backend:
+        """By which to make calls; raises as :meth:`get`."""
+        self.get()
+        return self.space.backend
 
     async def run(self, action: Callable[[], None]) -> None:
         """``action()`` off the loop (R1), at once on virtual time (R15); the pool stays for it.
@@ -123,6 +130,9 @@ class PoolHandle:
             return False  # later, once another one is current
         self.close()
         return True
+
+    def _is_empty(self) -> bool:
+        return True  # the driver destroys a pool once its last block was freed
 
     def _on_space_closing(self) -> None:
         """The device has drained: destroy it here, where that may block."""
