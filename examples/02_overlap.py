@@ -64,7 +64,7 @@ async def main():
             while window:
                 results.append(await window.popleft())
             await dev.synchronize()  # the frees too, for the trace
-        pool = dev.memory
+        pool = dev.memory.snapshot()
     for number, result in enumerate(results):
         check(result, number)
     print(trace.overlap())

@@ -31,6 +31,7 @@ from streamflow.runtime.kernel import Kernel, kernel
 from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.report import Report, Unfinished
 from streamflow.runtime.scope import Scope
+from streamflow.runtime.shortage import MemoryReport
 from streamflow.runtime.stream import Lane, Stream
 from streamflow.scheduler.placement import LaneLoad, PlacementRequest
 from streamflow.trace.answers import Overlap
@@ -56,6 +57,7 @@ __all__ = [
     "Lane",
     "LaneLoad",
     "LaunchFailed",
+    "MemoryReport",
     "Op",
     "OpCancelled",
     "OpState",

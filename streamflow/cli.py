@@ -10,7 +10,7 @@ import asyncio
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -30,6 +30,7 @@ except ModuleNotFoundError as missing:
 
 if TYPE_CHECKING:
     from streamflow.demo import Outcome
+    from streamflow.memory.replay import Plan, Replayed
 
 __all__ = ["app", "main"]
 
@@ -255,6 +256,126 @@ def _print_facts(facts: Mapping[str, object], as_json: bool) -> None:
         if value is not None:
             text = f"{value:.4g}" if isinstance(value, float) else str(value)
             table.add_row(name, text)
+    Console(markup=False, highlight=False, emoji=False).print(table)
+
+
+@app.command(
+    epilog="Example: streamflow replay log.csv --resource 'pool(cuda, 1GiB)' --resource async"
+)
+def replay(
+    log: Annotated[
+        Path,
+        typer.Argument(
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="A CSV file that a LoggingResourceAdaptor wrote, or RMM's.",
+        ),
+    ],
+    resource: Annotated[
+        list[str],
+        typer.Option(
+            help="A stack to run it against, such as 'limiting(pool(cuda), 1GiB)'; may be given "
+            "several times."
+        ),
+    ],
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="What the simulated device has.  [default: 4GiB, or twice the log's peak]"
+        ),
+    ] = None,
+    work: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Seconds for which the device goes on using a block that was freed."
+        ),
+    ] = 1e-4,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Run a log of allocations against several memory resources, on the simulator.
+
+    Says for each what it reserved at most, how much of that was never live, how often it made
+    streams wait, and what its calls took the host. Fails if one could not serve the log.
+    """
+    from streamflow.memory import log as logs
+    from streamflow.memory import replay as replaying
+    from streamflow.memory.spec import parse_resource
+    from streamflow.scheduler.budget import parse_nbytes
+
+    try:
+        specs = [parse_resource(text) for text in resource]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--resource") from None
+    try:
+        plan = replaying.plan_replay(logs.read_log(log))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="LOG") from None
+    try:
+        nbytes = max(4 << 30, 2 * plan.peak_live_nbytes) if memory is None else parse_nbytes(memory)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--memory") from None
+    for problem in plan.problems:
+        typer.echo(f"streamflow: {log}: {problem}", err=True)
+    outcomes = []
+    for spec in specs:
+        try:
+            outcomes.append(replaying.replay(plan, spec, memory_nbytes=nbytes, work_s=work))
+        except sf.StreamflowError as error:  # some are also ValueErrors
+            _fail(f"{spec.text}: {error}")
+        except (TypeError, ValueError) as error:
+            raise typer.BadParameter(f"{spec.text}: {error}", param_hint="--resource") from None
+    _print_replayed(log, plan, outcomes, nbytes, as_json)
+    failed = [outcome.resource for outcome in outcomes if outcome.num_failures]
+    if failed:
+        _fail(f"not enough memory in {', '.join(failed)}")
+
+
+def _print_replayed(
+    log: Path, plan: Plan, outcomes: list[Replayed], memory_nbytes: int, as_json: bool
+) -> None:
+    facts = {
+        "log": str(log),
+        "blocks": sum(not step.is_free for step in plan.steps),
+        "never_freed": plan.num_left,
+        "failed_when_logged": plan.num_failures,
+        "streams": plan.num_streams,
+        "threads": plan.num_threads,
+        "peak_live_nbytes": plan.peak_live_nbytes,
+        "memory_nbytes": memory_nbytes,
+    }
+    if as_json:
+        rows = [asdict(outcome) for outcome in outcomes]
+        typer.echo(
+            json.dumps({**facts, "problems": list(plan.problems), "resources": rows}, indent=1)
+        )
+        return
+    _print_facts({**facts, "problems": len(plan.problems) or None}, as_json=False)
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column("resource", overflow="fold")
+    for name in (
+        "peak live",
+        "peak reserved",
+        "fragmentation",
+        "waits",
+        "stalls",
+        "refused",
+        "allocate",
+        "free",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in outcomes:
+        table.add_row(
+            each.resource,
+            f"{each.peak_live_nbytes / 2**20:.1f} MiB",
+            f"{each.peak_reserved_nbytes / 2**20:.1f} MiB",
+            f"{each.fragmentation:.1%}",
+            str(each.num_waits),
+            str(each.num_stalls),
+            str(each.num_failures),
+            f"{each.allocate_us:.1f} us",
+            f"{each.free_us:.1f} us",
+        )
     Console(markup=False, highlight=False, emoji=False).print(table)
 
 

@@ -15,11 +15,13 @@ from typing import Any
 import anyio.to_thread
 
 from streamflow.backends import choose_backend
-from streamflow.backends.base import DeviceProperties, PoolInfo
+from streamflow.backends.base import DeviceProperties
 from streamflow.backends.origin import here
 from streamflow.config import Settings
 from streamflow.errors import Closed, SimulatorWarning
+from streamflow.memory.mempool import MemoryPool
 from streamflow.memory.pinned import PinnedPool
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.runtime.closing import close, drain, leave, raise_failures
 from streamflow.runtime.core import Core
 from streamflow.runtime.launch import Launcher
@@ -56,6 +58,9 @@ class Device(Submit):
         Default: from ``STREAMFLOW_<NAME>``.
     compute_lanes : int, optional
         Replaces ``settings.compute_lanes``.
+    memory : DeviceMemoryResource, optional
+        Where this device's arrays come from unless they are told otherwise. Default: what was
+        set for the device in the registry, else a pool of its own.
     placement : callable, optional
         Called with a :class:`PlacementRequest` for every kernel, fill, call, copy on the
         device and allocation that has no explicit stream, as it is submitted; returns the
@@ -76,6 +81,7 @@ class Device(Submit):
         index: int = 0,
         *,
         backend: str = "auto",
+        memory: DeviceMemoryResource | None = None,
         settings: Settings | None = None,
         compute_lanes: int | None = None,
         placement: Callable[[PlacementRequest], int] | None = None,
@@ -91,6 +97,14 @@ class Device(Submit):
         if placement is not None and (not callable(placement) or iscoroutinefunction(placement)):
             raise TypeError(f"placement= takes a plain function, found {placement!r}")
         self._placement = placement
+        if memory is not None:
+            if not isinstance(memory, DeviceMemoryResource):
+                raise TypeError(f"memory= takes a memory resource, found {memory!r}")
+            if memory.device not in (None, self.index):
+                raise ValueError(
+                    f"{memory!r} was made for device {memory.device}, not {self.index}"
+                )
+        self._resource = memory
         self._wanted = self.settings.backend if backend == "auto" else backend
         self._entered = Lock()  # two threads may try at once
         self._name: str | None = None
@@ -129,6 +143,8 @@ class Device(Submit):
         return self
 
     def _build(self, core: Core) -> None:
+        core.memory.default = self._resource
+        self._pool = MemoryPool._view(core.space, core.memory.pool)
         if self._placement is not None:
             core.placement = Placement(core.compute, self._placement)
         self._transfers = Transfers(core)
@@ -285,12 +301,12 @@ class Device(Submit):
         return self._core.backend.properties
 
     @property
-    def memory(self) -> PoolInfo:
-        """The device's own pool, in bytes."""
+    def memory(self) -> MemoryPool:
+        """The device's own pool: how much it has and uses, its attributes, ``trim``."""
         core = self._here
         if core.is_closed:
             raise Closed(f"device {self.index} is closed")
-        return core.backend.pool_info(core.memory.pool)
+        return self._pool
 
     @property
     def pinned(self) -> PinnedPool:
@@ -321,7 +337,7 @@ class Device(Submit):
 
     def stats(self) -> DeviceStats:
         """Counters; makes no query of the device's streams."""
-        return device_stats(self._here, self.memory)
+        return device_stats(self._here, self.memory.snapshot())
 
     def live(self) -> dict[str, dict[str, int]]:
         """What the device holds, by kind and by the line that made it: ``{"array": {line: n}}``."""

@@ -60,7 +60,18 @@ class DeviceError(StreamflowError, RuntimeError):
 
 
 class OutOfDeviceMemory(DeviceError, MemoryError):
-    """The pool could not give the bytes asked for. The device stays usable."""
+    """The pool could not give the bytes asked for. The device stays usable.
+
+    Attributes
+    ----------
+    report : object
+        A :class:`streamflow.MemoryReport` where arrays of a device were allocated: what was
+        asked for, what there is, who holds it, what is about to come back. Else None.
+    """
+
+    def __init__(self, message: str = "", *, report: object = None) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 class LaunchFailed(DeviceError):

@@ -1,4 +1,4 @@
-"""Host and device memory between the scheduler and the runtime."""
+"""Memory resources and pools: ``sf.memory``. See docs/reference/memory.md."""
 
 from streamflow.backends.memory import (
     Location,
@@ -8,40 +8,83 @@ from streamflow.backends.memory import (
     PointerAttributes,
     PoolAccess,
 )
+from streamflow.memory.adaptor import (
+    UpstreamResourceAdaptor,
+)
+from streamflow.memory.adaptors import (
+    AlignedResourceAdaptor,
+    FailureCallbackResourceAdaptor,
+    LimitingResourceAdaptor,
+    PrefetchResourceAdaptor,
+)
 from streamflow.memory.allocators import (
     PolymorphicAllocator,
     StreamAllocatorAdaptor,
     TypedAllocator,
 )
-from streamflow.memory.arena import ArenaMemoryResource
+from streamflow.memory.arena import (
+    ArenaMemoryResource,
+)
 from streamflow.memory.async_pools import (
     CudaAsyncManagedMemoryResource,
     CudaAsyncMemoryResource,
     CudaAsyncViewMemoryResource,
 )
-from streamflow.memory.binning import BinningMemoryResource
-from streamflow.memory.callback import AllocateCallback, CallbackMemoryResource, DeallocateCallback
-from streamflow.memory.cuda_core import CudaCoreMemoryResource, from_cuda_core, to_cuda_core
-from streamflow.memory.default import default_resource
+from streamflow.memory.binning import (
+    BinningMemoryResource,
+)
+from streamflow.memory.callback import (
+    AllocateCallback,
+    CallbackMemoryResource,
+    DeallocateCallback,
+)
+from streamflow.memory.cuda_core import (
+    CudaCoreMemoryResource,
+    from_cuda_core,
+    to_cuda_core,
+)
+from streamflow.memory.default import (
+    default_resource,
+)
 from streamflow.memory.device_pools import (
     current_pool,
     default_pool,
     memory_support,
     set_current_pool,
 )
-from streamflow.memory.exiting import process_is_exiting
-from streamflow.memory.fixed_size import FixedSizeMemoryResource
+from streamflow.memory.exiting import (
+    process_is_exiting,
+)
+from streamflow.memory.fixed_size import (
+    FixedSizeMemoryResource,
+)
 from streamflow.memory.host_reachable import (
     ManagedMemoryResource,
     PinnedHostMemoryResource,
     SamHeadroomMemoryResource,
     SystemMemoryResource,
 )
-from streamflow.memory.leaves import CudaMemoryResource
-from streamflow.memory.mempool import MemoryPool
-from streamflow.memory.pointers import pointer_attributes
-from streamflow.memory.pool import PoolMemoryResource
-from streamflow.memory.pool_attributes import PoolAttributes
+from streamflow.memory.leaves import (
+    CudaMemoryResource,
+)
+from streamflow.memory.log import (
+    LogAction,
+    LoggingResourceAdaptor,
+    LogRecord,
+    read_log,
+)
+from streamflow.memory.mempool import (
+    MemoryPool,
+)
+from streamflow.memory.pointers import (
+    pointer_attributes,
+)
+from streamflow.memory.pool import (
+    PoolMemoryResource,
+)
+from streamflow.memory.pool_attributes import (
+    PoolAttributes,
+)
 from streamflow.memory.references import (
     device_async_resource_ref,
     device_resource_ref,
@@ -60,15 +103,32 @@ from streamflow.memory.registry import (
     set_per_device_resource,
     using,
 )
-from streamflow.memory.resource import Block, DeviceMemoryResource
-from streamflow.memory.suballocator import SubAllocatorInfo
+from streamflow.memory.resource import (
+    Block,
+    DeviceMemoryResource,
+    Piece,
+)
+from streamflow.memory.statistics import (
+    Counters,
+    Statistics,
+    StatisticsResourceAdaptor,
+)
+from streamflow.memory.suballocator import (
+    SubAllocatorInfo,
+)
+from streamflow.memory.tracking import (
+    OutstandingAllocation,
+    TrackingResourceAdaptor,
+)
 
 __all__ = [
+    "AlignedResourceAdaptor",
     "AllocateCallback",
     "ArenaMemoryResource",
     "BinningMemoryResource",
     "Block",
     "CallbackMemoryResource",
+    "Counters",
     "CudaAsyncManagedMemoryResource",
     "CudaAsyncMemoryResource",
     "CudaAsyncViewMemoryResource",
@@ -76,24 +136,36 @@ __all__ = [
     "CudaMemoryResource",
     "DeallocateCallback",
     "DeviceMemoryResource",
+    "FailureCallbackResourceAdaptor",
     "FixedSizeMemoryResource",
+    "LimitingResourceAdaptor",
     "Location",
+    "LogAction",
+    "LogRecord",
+    "LoggingResourceAdaptor",
     "ManagedMemoryResource",
     "MemoryAdvice",
     "MemoryKind",
     "MemoryPool",
     "MemorySupport",
+    "OutstandingAllocation",
+    "Piece",
     "PinnedHostMemoryResource",
     "PointerAttributes",
     "PolymorphicAllocator",
     "PoolAccess",
     "PoolAttributes",
     "PoolMemoryResource",
+    "PrefetchResourceAdaptor",
     "SamHeadroomMemoryResource",
+    "Statistics",
+    "StatisticsResourceAdaptor",
     "StreamAllocatorAdaptor",
     "SubAllocatorInfo",
     "SystemMemoryResource",
+    "TrackingResourceAdaptor",
     "TypedAllocator",
+    "UpstreamResourceAdaptor",
     "current_pool",
     "default_pool",
     "default_resource",
@@ -109,6 +181,7 @@ __all__ = [
     "memory_support",
     "pointer_attributes",
     "process_is_exiting",
+    "read_log",
     "require",
     "reset_current_device_resource",
     "reset_per_device_resource",

@@ -14,6 +14,7 @@ __all__ = [
     "Using",
     "get_current_device_resource",
     "get_per_device_resource",
+    "is_any_chosen",
     "reset_current_device_resource",
     "reset_per_device_resource",
     "resource_in_use",
@@ -204,6 +205,11 @@ def resource_in_use() -> DeviceMemoryResource | None:
 def resource_set_for(ordinal: int) -> DeviceMemoryResource | None:
     """What a program has set for a device; None where it is as it started."""
     return _set.get(ordinal)
+
+
+def is_any_chosen() -> bool:
+    """Whether anything is in use here, or set for any device. Quick: every allocation asks."""
+    return bool(_used.get() or _set)
 
 
 def _initial_for(ordinal: int) -> DeviceMemoryResource:

@@ -426,6 +426,8 @@ class DeviceMemoryResource(ABC):
         self.give(block._piece, place)
         if self._dropped:
             self._drain()
+        if block._space.listeners:
+            block._space.freed()
 
     def _drain(self) -> None:
         """Free what was dropped without a free, each on the stream it was allocated on."""
@@ -459,6 +461,8 @@ class DeviceMemoryResource(ABC):
         if space.is_open:  # else all of it was given back
             self._dropped.append((piece, space, stream))
             space.dropped.append(self)
+            if space.listeners:
+                space.freed()
 
     def _reap(self) -> bool:
         self._drain()

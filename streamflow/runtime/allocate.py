@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from sys import _getframe
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
 import numpy as np
 
-from streamflow.errors import OutOfDeviceMemory
+from streamflow.errors import OutOfDeviceMemory, StreamflowError
+from streamflow.memory.registry import is_any_chosen, resource_in_use, resource_set_for
+from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource, Piece
+from streamflow.memory.space import Place
 from streamflow.runtime.array import Allocation, DeviceArray
+from streamflow.runtime.memory_queue import MemoryQueue
 from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.shortage import describe_shortage
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
@@ -21,22 +28,62 @@ if TYPE_CHECKING:
 
 __all__ = ["Memory"]
 
+_T = TypeVar("_T")
 _POOL_THRESHOLD_NBYTES = 2**63 - 1
 _SUBMITTED = OpState.SUBMITTED
 _NOWHERE = Timeline(0)  # has seen nothing: waits needed here are the maximal tickets
 
 
 class Memory:
-    """The owned pool of one device and the arrays in it."""
+    """The owned pool of one device, and the arrays of the device wherever they lie.
+
+    Attributes
+    ----------
+    pool : object
+        The backend's handle.
+    default : DeviceMemoryResource or None
+        Where arrays come from unless they are told; None: from the owned pool.
+    live : dict
+        By address: the allocation, its size, its op, and its piece where a resource gave it.
+        Weak: its region knows the uses that failed, their errors the frames they passed, and
+        those may hold its arrays (C23).
+    queue : MemoryQueue
+        Who waits for memory.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
         # The default threshold of 0 gives memory back at every synchronisation.
         self.pool = core.backend.create_pool(release_threshold_nbytes=_POOL_THRESHOLD_NBYTES)
-        # By address: the allocation, its size, and its op. Weak: its region knows the uses
-        # that failed, their errors the frames they passed, and those may hold its arrays (C23).
-        self.live: dict[int, tuple[ref[Allocation], int, Op[None]]] = {}
+        self.default: DeviceMemoryResource | None = None
+        self.live: dict[int, tuple[ref[Allocation], int, Op[None], Piece | None]] = {}
+        self.queue = MemoryQueue(core)
+        self.is_patient = False  # asked by the queue, which asks again: no trimming, no report
         self._is_open = True
+
+    def choose(self, memory: DeviceMemoryResource | None) -> DeviceMemoryResource | None:
+        """Where an array comes from: ``memory``, else what is in use or set; None: the own pool.
+
+        Raises
+        ------
+        TypeError
+            Not a resource.
+        ValueError
+            One of another device.
+        """
+        if memory is None and self.default is None and not is_any_chosen():
+            return None
+        index = self._core.backend.index
+        if memory is not None:
+            if not isinstance(memory, DeviceMemoryResource):
+                raise TypeError(f"memory= takes a memory resource, found {memory!r}")
+            if memory.device not in (None, index):
+                raise ValueError(f"{memory!r} was made for device {memory.device}, not {index}")
+            return memory
+        used = resource_in_use()
+        if used is not None and used.device in (None, index):
+            return used
+        return self.default or resource_set_for(index)
 
     def array(
         self,
@@ -45,6 +92,7 @@ class Memory:
         dtype: np.dtype[Any],
         line: Timeline,
         frame: FrameType | None = None,
+        resource: DeviceMemoryResource | None = None,
     ) -> DeviceArray:
         """An uninitialised array, allocated on ``line`` now; never parks, never waits.
 
@@ -57,7 +105,11 @@ class Memory:
         """
         core, nbytes = self._core, size * dtype.itemsize
         op: Op[None] = Op(core, "empty", None, frame)
-        if not core.is_fast:
+        piece = None
+        if resource is not None and nbytes:
+            piece = self._take(resource, op, nbytes, line)
+            address = piece.address
+        elif not core.is_fast:
             address = self._allocate_slowly(op, nbytes, line)
         else:
             stream = line.stream
@@ -80,30 +132,60 @@ class Memory:
                 core.reap(line)
         memory = Allocation(core, address, nbytes, op, line)
         if address:
-            self.live[address] = (ref(memory), nbytes, op)
+            self.live[address] = (ref(memory), nbytes, op, piece)
         return DeviceArray(memory, memory.root, address, shape, dtype, size)
 
     def _allocate_slowly(self, op: Op[None], nbytes: int, line: Timeline) -> int:
-        core, address = self._core, 0
+        with self._told(op):
+            address = self._allocate(nbytes, line.stream) if nbytes else 0
+        self._go(op, lambda _: 1, line, ())
+        return address
 
-        def run(stream: Any) -> int:
-            nonlocal address
-            if nbytes:
-                address = self._allocate(nbytes, stream)
-            return 1
+    @contextmanager
+    def _told(self, op: Op[None]) -> Iterator[None]:
+        """While ``op`` asks for memory: who watches knows, and a refusal leaves no trace of it."""
+        checker = self._core.backend.checker
+        if checker is not None:
+            checker.attribute(op._told)
+        try:
+            yield
+        except BaseException:
+            op._disown()
+            raise
+        finally:
+            if checker is not None:
+                checker.attribute(None)
 
+    def _go(
+        self, op: Op[None], run: Callable[[Any], int], line: Timeline, behind: tuple[Ticket, ...]
+    ) -> None:
+        core = self._core
         if core.instrument is not None:
-            core.tracer.op_called(op, (), (), ())
+            core.tracer.allocated(op, behind)
         core.parking.go(op, run, line, ())
         if op._error is not None:
             core.observed(op._error)
             raise op._error.with_traceback(None)
-        return address
+
+    def _take(
+        self, resource: DeviceMemoryResource, op: Op[None], nbytes: int, line: Timeline
+    ) -> Piece:
+        """A piece of a resource, at a position of its own on ``line``."""
+        core = self._core
+        place = Place(core.backend, line, op.ticket)
+        with self._told(op):
+            piece = self._or_make_room(
+                lambda: resource.take(nbytes, ALIGNMENT, place), nbytes, resource
+            )
+        if place.waited:  # for a block that another stream has freed
+            line.join(place.waited)
+        self._go(op, lambda _: 1 + place.num_calls, line, tuple(place.waited))
+        return piece
 
     def _allocate(self, nbytes: int, stream: Any) -> int:
-        backend = self._core.backend
+        backend, pool = self._core.backend, self.pool
         try:
-            return backend.allocate(self.pool, nbytes, stream)
+            return backend.allocate(pool, nbytes, stream)
         except Exception as error:
             refusal = self._core.lose(error, f"allocating {nbytes} bytes")
             try:
@@ -111,31 +193,45 @@ class Memory:
                     raise refusal from error
             finally:
                 del refusal  # it may be the error itself, which has this frame (C23)
-        return self._allocate_again(nbytes, stream)
+        return self._or_make_room(lambda: backend.allocate(pool, nbytes, stream), nbytes, None)
 
-    def _allocate_again(self, nbytes: int, stream: Any) -> int:
-        """Give back what can be given back without waiting, and try once more."""
+    def _or_make_room(
+        self, take: Callable[[], _T], nbytes: int, resource: DeviceMemoryResource | None
+    ) -> _T:
+        """``take()``; where that fails, give back what can be without waiting, and once more."""
         core = self._core
-        backend = core.backend
+        for is_last in (False, True) if resource is not None else (True,):
+            if is_last:
+                self._make_room(resource)
+            try:
+                return take()
+            except Exception as error:
+                if not (isinstance(error, StreamflowError) or resource is None):
+                    raise  # of a function of the user's
+                refusal = core.lose(error, f"allocating {nbytes} bytes")
+                try:
+                    if not isinstance(refusal, OutOfDeviceMemory):
+                        raise refusal from error
+                    if is_last and self.is_patient:
+                        raise refusal from error
+                    if is_last:
+                        raise describe_shortage(core, nbytes, resource, error) from error
+                finally:
+                    del refusal
+        raise AssertionError("the last attempt returns or raises")
+
+    def _make_room(self, resource: DeviceMemoryResource | None) -> None:
+        """Give back what can be given back without waiting."""
+        core = self._core
         core.drain_dropped()
         for line in core.lines:
             core.reap(line)
-        backend.trim_pool(self.pool, 0)
-        try:
-            return backend.allocate(self.pool, nbytes, stream)
-        except Exception as error:
-            refusal = core.lose(error, f"allocating {nbytes} bytes")
-            try:
-                if not isinstance(refusal, OutOfDeviceMemory):
-                    raise refusal from error
-            finally:
-                del refusal
-            info = backend.pool_info(self.pool)
-            raise OutOfDeviceMemory(
-                f"asked for {nbytes} bytes; the pool holds {info.reserved_nbytes} with "
-                f"{info.used_nbytes} in use by {len(self.live)} arrays, and the device has "
-                f"{backend.memory_info()[0]} free: drop arrays, or wait for frees to complete"
-            ) from error
+        core.space.reap()
+        if self.is_patient:
+            return
+        core.backend.trim_pool(self.pool, 0)
+        if resource is not None:
+            resource.trim()
 
     def free(
         self,
@@ -147,19 +243,23 @@ class Memory:
     ) -> Op[None]:
         """Queue the free of an allocation behind every use (rule R5)."""
         core = self._core
-        self.live.pop(address, None)
+        known = self.live.pop(address, None)
+        piece = None if known is None else known[3]
         op: Op[None] = Op(core, "free", None, frame)
+        op._freed_nbytes = root.stop
+        if core.is_memory_short:
+            self.queue.freed()
         deps: list[Ticket] = []
         root.before_write(deps)
         line = None
-        if stream is None and core.is_fast and address:
+        if stream is None and piece is None and core.is_fast and address:
             for dep in deps:
                 if dep.position == 0:
                     break
             else:
                 line = self._choose(home, root, deps)
         if line is None:
-            self._free_slowly(op, address, home, root, stream)
+            self._free_slowly(op, address, piece, home, root, stream)
             return op
         target = line.stream
         num_calls = 2
@@ -191,24 +291,39 @@ class Memory:
         return op
 
     def _free_slowly(
-        self, op: Op[None], address: int, home: Timeline, root: Region, stream: Stream | None
+        self,
+        op: Op[None],
+        address: int,
+        piece: Piece | None,
+        home: Timeline,
+        root: Region,
+        stream: Stream | None,
     ) -> None:
-        """A free on a stream of the user's, behind parked uses, or while tracing."""
+        """A free to a resource, on a stream of the user's, behind parked uses, or while tracing."""
         core = self._core
+        explicit = None if stream is None else explicit_line(core, stream)
+        picked = explicit
 
         def run(target: Any) -> int:
             if not address:
                 return 0
-            core.backend.deallocate(address, target)
-            return 1
+            if piece is None:
+                core.backend.deallocate(address, target)
+                return 1
+            assert picked is not None
+            place = Place(core.backend, picked, op.ticket)
+            piece.resource.give(piece, place)
+            return 1 + place.num_calls
 
         def pick(deps: list[Ticket]) -> Timeline:
-            return self._choose(home, root, deps)
+            nonlocal picked
+            picked = self._choose(home, root, deps)
+            return picked
 
         core.parking.submit(
             op,
             run,
-            line=pick if stream is None else explicit_line(core, stream) or pick,
+            line=explicit or pick,
             writes=(root,),
             is_overwrite=True,  # a failed write does not keep memory alive
         )
@@ -248,7 +363,7 @@ class Memory:
 
     def free_all(self) -> None:
         """Free what is still live: the device is being closed and has drained."""
-        for address, (known, nbytes, op) in list(self.live.items()):
+        for address, (known, nbytes, op, _) in list(self.live.items()):
             memory = known()
             # Gone, and its finaliser's note not read yet: all uses have ended.
             root = Region(op.ticket, 0, nbytes) if memory is None else memory.root

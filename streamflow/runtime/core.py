@@ -28,6 +28,7 @@ from streamflow.memory.space import enter_space
 from streamflow.memory.staging import Staging
 from streamflow.runtime.abroad import Abroad
 from streamflow.runtime.allocate import Memory
+from streamflow.runtime.closed_lines import ClosedLines
 from streamflow.runtime.failures import Failures, add_note
 from streamflow.runtime.futures import Futures
 from streamflow.runtime.host import HostTasks
@@ -76,6 +77,7 @@ class Core:
         self.is_serial = settings.serial
         self.abroad = Abroad(self)
         self.is_naming = False  # the short cuts name no op
+        self.is_memory_short = False  # somebody waits for memory: all that runs is looked at
         self.choose_ways()
         self.serial_op: Op[Any] | None = None  # in serial mode: what is being worked on
         # Virtual time where there is one: ages and deadlines are counted in it.
@@ -87,8 +89,7 @@ class Core:
         self.num_finished = 0
         self.num_parked = 0
         self._dropped: deque[tuple[int, Timeline, Region]] = deque()
-        self.dropped_lines: deque[Timeline] = deque()
-        self._closed_lines: deque[Timeline] = deque()
+        self.closed_lines = ClosedLines(self)
         self.failures = Failures()
         self._pending: dict[Op[Any], None] = {}  # parked and staging ops
         self.timers = Timers(self)
@@ -133,7 +134,11 @@ class Core:
     def choose_ways(self) -> None:
         """Whether the hot paths may take their short cuts: those tell nobody of what they do."""
         self.is_fast = not (
-            self.is_serial or self.instrument is not None or self.abroad or self.is_naming
+            self.is_serial
+            or self.instrument is not None
+            or self.abroad
+            or self.is_naming
+            or self.is_memory_short
         )
 
     def name_ops(self, is_naming: bool) -> None:
@@ -247,6 +252,8 @@ class Core:
     def submitted(self, op: Op[Any]) -> None:
         """Note that ``op`` just got its position."""
         self.num_submitted += 1
+        if self.is_memory_short:
+            op.rare().is_wanted = True
         rare = op._rare
         if rare is None:
             op._state = step(op._state, OpStep.SUBMIT, op.story)
@@ -494,34 +501,6 @@ class Core:
         """The ops that are parked, staging, or in a host step, oldest first."""
         return list(self._pending)
 
-    # -- streams that were closed or dropped -----------------------------------------------
-
-    def post_line(self, line: Timeline) -> None:
-        """Leave an explicit stream to the loop. Any thread; called by finalisers (R12)."""
-        self.dropped_lines.append(line)
-        self.needs_check = True
-
-    def close_line(self, line: Timeline) -> None:
-        """Destroy a stream nobody submits to any more, once nothing is parked on it."""
-        if line.parked_tail is not None or line.waiting is not None:
-            self.post_line(line)  # again later
-            return
-        stream, line.stream = line.stream, None
-        if stream is not None:
-            stream.close()
-        self._closed_lines.append(line)
-
-    def _forget_lines(self) -> None:
-        for _ in range(len(self.dropped_lines)):
-            self.close_line(self.dropped_lines.popleft())
-        for _ in range(len(self._closed_lines)):
-            line = self._closed_lines.popleft()
-            self.reap(line)
-            if line.inflight:
-                self._closed_lines.append(line)
-            else:
-                self.lines.remove(line)
-
     # -- memory that was dropped ----------------------------------------------------------------
 
     def post_free(self, address: int, home: Timeline, root: Region) -> None:
@@ -529,11 +508,13 @@ class Core:
         if not self.is_closed:  # closing has freed everything already
             self._dropped.append((address, home, root))
             self.needs_check = True
+            if self.is_memory_short:  # somebody waits for memory, and no turn may be coming
+                self.poller.wake()
 
     def drain_dropped(self) -> None:
         """Submit the frees that finalisers left, and close the streams."""
-        if self.dropped_lines or self._closed_lines:
-            self._forget_lines()
+        if self.closed_lines:
+            self.closed_lines.forget()
         dropped = self._dropped
         if dropped:
             # Not the work of whatever scope happens to submit something now.
@@ -578,6 +559,7 @@ class Core:
         ``keeps_blocks``: the device may still be using what the ops hold, so that is never
         given back (rule R6).
         """
+        self.memory.queue.fail(error)
         in_flight = [ticket for line in self.lines for ticket in line.abandon()]
         self.completion.clear()
         self.staging.stop_all()

@@ -58,7 +58,7 @@ def device_stats(core: Core, memory: PoolInfo) -> DeviceStats:
 
 def live_handles(core: Core) -> dict[str, dict[str, int]]:
     """Counts of arrays, streams, unfinished ops and pinned results; empty kinds are left out."""
-    arrays = Counter(made._origin for _, _, made in core.memory.live.values())
+    arrays = Counter(made._origin for _, _, made, _ in core.memory.live.values())
     ops = [*core.pending_ops(), *(t.op for line in core.lines for t in line.inflight)]
     ledger = {
         "array": Counter({describe(*origin): count for origin, count in arrays.items()}),

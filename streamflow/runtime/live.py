@@ -32,8 +32,8 @@ class LiveArrays:
         """Those of ``core`` now."""
         core.drain_dropped()
         live = core.memory.live.values()
-        nbytes = sum(size for _, size, _ in live)
-        where = tuple(made.where for _, _, made in live)
+        nbytes = sum(size for _, size, _, _ in live)
+        where = tuple(made.where for _, _, made, _ in live)
         return cls(core.backend.index, len(live), nbytes, where)
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Held:
         self._core = core
         self.index = core.backend.index
         self._arrays = [
-            (memory, describe(*made._origin)) for memory, _, made in core.memory.live.values()
+            (memory, describe(*made._origin)) for memory, _, made, _ in core.memory.live.values()
         ]
         self._lines = [line for line in core.lines if line.is_ordered and line.stream is not None]
 
@@ -73,7 +73,7 @@ class Held:
         if core.lost is not None or core.left_behind is not None:
             return Counter()  # there is something worse to tell
         lines = [line for line in self._lines if line.stream is not None]
-        dropped = core.dropped_lines
+        dropped = core.closed_lines.dropped
         results = (holder for holder in core.pinned.holders() if holder is not None)
         return Counter(
             [

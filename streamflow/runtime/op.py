@@ -92,6 +92,7 @@ class Op(Generic[T]):
         "_code",
         "_core",
         "_error",
+        "_freed_nbytes",
         "_lasti",
         "_rare",
         "_result",
@@ -101,6 +102,8 @@ class Op(Generic[T]):
         "label",
         "ticket",
     )
+
+    _freed_nbytes: int  # of a free
 
     def __init__(
         self, core: Core, kind: str, label: str | None, frame: FrameType | None = None

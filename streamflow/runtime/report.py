@@ -6,10 +6,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from streamflow.backends.origin import describe
 from streamflow.runtime.op import Op, OpState
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
+    from streamflow.runtime.memory_queue import Waiter
 
 __all__ = ["Report", "Unfinished", "make_report"]
 
@@ -88,13 +90,30 @@ def make_report(core: Core, among: Collection[Op[Any]] | None = None) -> Report:
                 heads.append(op)
                 break
     parked = [op for op in core.pending_ops() if among is None or op in among]
+    waiters = core.memory.queue.all_waiters() if among is None else []
     now_s = core.clock_s()
     controls = core.backend.controls()
     holding = (lambda stream: "") if controls is None else controls.holding
     health = "healthy" if core.lost is None else f"lost: {core.lost}"
     return Report(
         f"device {core.backend.index}, {health}",
-        tuple(_row(op, now_s, holding) for op in (*heads, *parked)),
+        (
+            *(_row(op, now_s, holding) for op in (*heads, *parked)),
+            *(_waiting_row(waiter, now_s) for waiter in waiters),
+        ),
+    )
+
+
+def _waiting_row(waiter: Waiter, now_s: float) -> Unfinished:
+    return Unfinished(
+        "alloc",
+        "alloc",
+        "waiting",
+        None,
+        f"{waiter.nbytes} bytes of memory",
+        max(0.0, now_s - waiter.called_s),
+        describe(*waiter.origin),
+        None,
     )
 
 

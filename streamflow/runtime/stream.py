@@ -128,7 +128,7 @@ class Stream:
         self._core.check_here()
         if not self.is_closed:
             self.is_closed = True
-            self._core.close_line(self._line)
+            self._core.closed_lines.close(self._line)
 
     def __enter__(self) -> Stream:
         self._check_open()
@@ -168,7 +168,7 @@ class Stream:
 
     def __del__(self) -> None:
         if not self.is_closed:
-            self._core.post_line(self._line)
+            self._core.closed_lines.post(self._line)
 
     def _check_open(self) -> None:
         self._core.check_open()

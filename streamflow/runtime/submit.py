@@ -8,8 +8,10 @@ from sys import _getframe
 from typing import Any, TypeVar
 
 import numpy as np
+from anyio.lowlevel import checkpoint
 
 from streamflow.backends.origin import caller
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.runtime.array import DeviceArray, checked_dtype, checked_shape
 from streamflow.runtime.core import Core
 from streamflow.runtime.foreign import Arrays, call
@@ -42,7 +44,12 @@ class Submit(ABC):
     # -- memory ----------------------------------------------------------------------------
 
     def empty(
-        self, shape: Any, dtype: Any = np.float64, *, stream: Stream | None = None
+        self,
+        shape: Any,
+        dtype: Any = np.float64,
+        *,
+        memory: DeviceMemoryResource | None = None,
+        stream: Stream | None = None,
     ) -> DeviceArray:
         """An uninitialised array.
 
@@ -51,6 +58,10 @@ class Submit(ABC):
         shape : int or tuple of int
         dtype : dtype-like
             Of fixed size: boolean, integer, floating, complex or structured.
+        memory : DeviceMemoryResource, optional
+            Where it lies. Default: the resource of ``sf.memory.using`` in this task, else the
+            device's (``Device(memory=)``), else what was set for the device in the registry,
+            else the device's own pool.
         stream : Stream, optional
             Default: the current stream, else the least loaded compute lane.
 
@@ -61,7 +72,8 @@ class Submit(ABC):
         Raises
         ------
         OutOfDeviceMemory
-            After giving back what can be given back without waiting.
+            After giving back what can be given back without waiting. Its ``report`` says who
+            holds the memory and what to try.
         """
         core = self._core
         if core.needs_check or core.shell.current() is not core.shell.key:
@@ -77,28 +89,94 @@ class Submit(ABC):
                 line = least_loaded(core.compute)
             else:
                 line = placement.pick("empty", "empty", ())
-        return core.memory.array(dims, size, checked, line, _getframe(1))
+        resource = core.memory.choose(memory)
+        return core.memory.array(dims, size, checked, line, _getframe(1), resource)
+
+    async def alloc(
+        self,
+        shape: Any,
+        dtype: Any = np.float64,
+        *,
+        timeout: float | None = None,
+        memory: DeviceMemoryResource | None = None,
+        stream: Stream | None = None,
+    ) -> DeviceArray:
+        """:meth:`empty`, as soon as there is memory.
+
+        Whoever came first is served first, by each resource, whatever the sizes. ``empty``
+        does not wait, and may take memory that somebody here waits for.
+
+        Parameters
+        ----------
+        shape, dtype, memory, stream
+            As for :meth:`empty`; and so is the order.
+        timeout : float, optional
+            Seconds by the device's clock; default: no limit.
+
+        Raises
+        ------
+        OutOfDeviceMemory
+            At once if no device could serve it; later, if no free is pending and every task
+            that holds arrays or uses the device waits here as well.
+        DeadlineExceeded
+            Not within ``timeout``.
+        Closed, DeviceLost
+            The device was closed or failed meanwhile.
+        """
+        core = self._core
+        core.check_open()
+        checked = checked_dtype(dtype)
+        _, size = checked_shape(shape, checked.itemsize)
+        if timeout is not None and (isinstance(timeout, bool) or not timeout >= 0):
+            raise ValueError(f"timeout= takes seconds from 0 on, found {timeout!r}")
+        core.check_budgets(size * checked.itemsize, "alloc")
+        resource = core.memory.choose(memory)
+        frame = caller(1)
+        code, lasti = frame.f_code, frame.f_lasti
+        del frame  # it holds its program's arrays for as long as it waits here (C23)
+
+        def make() -> DeviceArray:
+            array = self.empty(shape, dtype, memory=memory, stream=stream)
+            array.allocation._code, array.allocation._lasti = code, lasti
+            return array
+
+        array = await core.memory.queue.take(
+            make, size * checked.itemsize, resource, timeout, (code, lasti)
+        )
+        await checkpoint()
+        return array
 
     def zeros(
-        self, shape: Any, dtype: Any = np.float64, *, stream: Stream | None = None
+        self,
+        shape: Any,
+        dtype: Any = np.float64,
+        *,
+        memory: DeviceMemoryResource | None = None,
+        stream: Stream | None = None,
     ) -> DeviceArray:
         """:meth:`full` of zeros. Parameters and errors are those of :meth:`empty`."""
-        return self.full(shape, 0, dtype, stream=stream)
+        return self.full(shape, 0, dtype, memory=memory, stream=stream)
 
     def full(
-        self, shape: Any, value: Any, dtype: Any = np.float64, *, stream: Stream | None = None
+        self,
+        shape: Any,
+        value: Any,
+        dtype: Any = np.float64,
+        *,
+        memory: DeviceMemoryResource | None = None,
+        stream: Stream | None = None,
     ) -> DeviceArray:
         """:meth:`empty`, then :meth:`fill` with ``value`` on the same stream.
 
         Parameters
         ----------
-        shape, dtype, stream
+        shape, dtype, memory, stream
             As for :meth:`empty`, and so are the order and the errors.
         value : scalar
             As for :meth:`fill`; refused before anything is allocated.
         """
         fill_pattern(value, checked_dtype(dtype))  # refuse before anything is allocated
-        array = self.empty(shape, dtype, stream=stream)
+        array = self.empty(shape, dtype, memory=memory, stream=stream)
         array.allocation._move_to(caller(1))
         self._transfers.fill(array, value, stream, array.allocation.ticket.timeline)
         return array

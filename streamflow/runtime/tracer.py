@@ -98,6 +98,11 @@ class Tracer:
             add((ticket, "after"))
         traced.nbytes = sum(region.stop - region.start for region in (*reads, *writes))
 
+    def allocated(self, op: Op[Any], behind: Sequence[Ticket]) -> None:
+        """Note an allocation, and the frees whose memory it was given."""
+        self.op_called(op, (), (), ())
+        op.rare().traced.edges.extend((ticket, "allocation") for ticket in behind)
+
     def take_event(self) -> Any:
         """A timing event, never pooled: its time is asked for later."""
         return self._core.backend.create_event(timing=True)

@@ -54,7 +54,8 @@ class Transfers:
         if array.nbytes:
             core.check_budgets(array.nbytes, "put")
         if out is None:
-            out = self._memory.array(array.shape, array.size, array.dtype, line)
+            resource = self._memory.choose(None)
+            out = self._memory.array(array.shape, array.size, array.dtype, line, resource=resource)
         else:
             self.check_array(out)
             check_same(out.shape, out.dtype, array.shape, array.dtype)

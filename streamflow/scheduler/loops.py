@@ -56,6 +56,9 @@ class Shell(Protocol):
         called if it ends by a cancellation, also where it had not begun.
         """
 
+    def task(self) -> object:
+        """The task that runs the caller; the shell itself where none does. Weakly referable."""
+
     def is_over(self) -> bool:
         """Whether the loop has ended for good. Any thread; on trio this wakes the loop."""
 
@@ -118,6 +121,9 @@ class AsyncioShell:
 
         task.add_done_callback(done, context=self._context)
         return cast(Callable[[], None], task.cancel)
+
+    def task(self) -> object:
+        return self._asyncio.current_task(self._loop) or self
 
     def is_over(self) -> bool:
         return self._loop.is_closed()
@@ -247,6 +253,10 @@ class TrioShell:
         self._trio.lowlevel.spawn_system_task(run, context=context)
         return cast(Callable[[], None], scope.cancel)
 
+    def task(self) -> object:
+        task: object = self._trio.lowlevel.current_task()
+        return task
+
     def is_over(self) -> bool:
         try:
             self._token.run_sync_soon(_do_nothing, idempotent=True)  # trio has no other way to ask
@@ -300,6 +310,9 @@ class EndedShell:
 
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> bool:
         return False
+
+    def task(self) -> object:
+        return self
 
     def is_over(self) -> bool:
         return True

@@ -85,7 +85,7 @@ def test_c44_a_fork_reads_results_and_frees_nothing(program: Program) -> None:
                     gc.collect()
                     from streamflow.scheduler.reaper import orphans
                     core = dev._core
-                    left = len(orphans), len(core._dropped), len(core.dropped_lines)
+                    left = len(orphans), len(core._dropped), len(core.closed_lines.dropped)
                     return total, left[:2], dev._core.pinned.num_live
 
                 print(in_fork(look))

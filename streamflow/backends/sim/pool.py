@@ -288,6 +288,8 @@ class SimPool:
         room = self._room()
         if room < size:
             self.release_to(max(0, self.reserved_nbytes - (size - room)))
+            if self._room() < size:  # blocks come whole: go below what would do
+                self.release_to(0)
             if self._room() < size:
                 return None
         block = self._memory.reserve(size, self)

@@ -1,0 +1,286 @@
+"""Who waits for memory: first come, first served, by each resource."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from streamflow.errors import Closed, DeadlineExceeded, OutOfDeviceMemory
+from streamflow.memory.resource import DeviceMemoryResource
+from streamflow.runtime.array import DeviceArray
+from streamflow.runtime.holders import are_held_only_by
+from streamflow.runtime.op import Op
+from streamflow.runtime.shortage import describe_shortage, memory_report
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from streamflow.runtime.core import Core
+
+__all__ = ["MemoryQueue", "Waiter"]
+
+Origin: TypeAlias = "tuple[CodeType, int]"
+
+_NUM_PATIENT_TURNS = 4
+"""Turns of the loop before a circle of waiters is taken for one: each may be about to free."""
+
+
+_HOPELESS = "waiting is of no use: whoever holds memory waits for more, and no free is pending"
+
+
+class Waiter:
+    """One request that could not be served at once."""
+
+    __slots__ = (
+        "array",
+        "called_s",
+        "context",
+        "error",
+        "make",
+        "nbytes",
+        "origin",
+        "task",
+        "wake",
+    )
+
+    def __init__(
+        self, make: Callable[[], DeviceArray], nbytes: int, origin: Origin, core: Core
+    ) -> None:
+        self.make = make
+        self.context = copy_context()  # of its scope and its current stream
+        self.nbytes = nbytes
+        self.origin = origin
+        self.called_s = core.clock_s()
+        self.task: object = core.shell.task()
+        self.array: DeviceArray | None = None
+        self.error: BaseException | None = None
+        self.wake: Callable[[], None] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.array is not None or self.error is not None
+
+    def end(self) -> None:
+        """It has its array, or its error."""
+        if self.wake is not None:
+            self.wake()
+
+
+class MemoryQueue:
+    """The waiters of one device.
+
+    Within a resource they are served in the order they came, whatever their sizes: a large
+    request is not starved by small ones. ``empty`` does not wait, and so does not queue.
+
+    Attributes
+    ----------
+    waiters : dict
+        By resource (None: the device's own pool), those that wait, oldest first.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.waiters: dict[DeviceMemoryResource | None, deque[Waiter]] = {}
+        self._watched: set[Any] = set()  # tickets of frees whose end serves the queue
+        self._is_due = False
+        self._num_turns = 0
+
+    async def take(
+        self,
+        make: Callable[[], DeviceArray],
+        nbytes: int,
+        resource: DeviceMemoryResource | None,
+        timeout_s: float | None,
+        origin: Origin,
+    ) -> DeviceArray:
+        """``make()`` as soon as it succeeds and nobody who came before waits.
+
+        Raises
+        ------
+        OutOfDeviceMemory
+            It never can, or everybody who holds memory waits as well.
+        DeadlineExceeded
+            Not within ``timeout_s``.
+        """
+        core = self._core
+        if resource not in self.waiters:
+            try:
+                return make()
+            except OutOfDeviceMemory as refusal:
+                if nbytes > core.backend.properties.total_memory_nbytes:
+                    raise
+                refusal.__traceback__ = None
+        elif nbytes > core.backend.properties.total_memory_nbytes:
+            raise describe_shortage(core, nbytes, resource, None)
+        return await self._wait(Waiter(make, nbytes, origin, core), resource, timeout_s)
+
+    async def _wait(
+        self, waiter: Waiter, resource: DeviceMemoryResource | None, timeout_s: float | None
+    ) -> DeviceArray:
+        core = self._core
+        if not self.waiters:
+            self._be_short(True)
+        self.waiters.setdefault(resource, deque()).append(waiter)
+        self._num_turns = 0
+        self._soon()
+        waiter.wake, wait = core.shell.park()
+
+        def expire() -> None:
+            if not waiter.has_ended:
+                report = memory_report(core, waiter.nbytes, resource)
+                waiter.error = DeadlineExceeded(
+                    f"no memory within {timeout_s} s: {report}", report=report
+                )
+                waiter.end()
+
+        stop = None if timeout_s is None else core.timers.call_later(timeout_s, expire)
+        try:
+            while not waiter.has_ended:
+                await wait(False)
+        finally:
+            if stop is not None:
+                stop()
+            self._leave(waiter, resource)
+        error, waiter.error = waiter.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, waiter
+        array, waiter.array = waiter.array, None
+        assert array is not None
+        return array
+
+    def freed(self) -> None:
+        """A free is being submitted."""
+        self._num_turns = 0
+        self._soon()
+
+    def fail(self, error: BaseException) -> None:
+        """Nobody will get anything any more."""
+        for queue in self.waiters.values():
+            for waiter in queue:
+                if not waiter.has_ended:
+                    waiter.error = error
+                    waiter.end()
+
+    def all_waiters(self) -> list[Waiter]:
+        """Those that have neither an array nor an error."""
+        return [
+            waiter for queue in self.waiters.values() for waiter in queue if not waiter.has_ended
+        ]
+
+    # -- serving -----------------------------------------------------------------------------
+
+    def _leave(self, waiter: Waiter, resource: DeviceMemoryResource | None) -> None:
+        queue = self.waiters[resource]
+        queue.remove(waiter)
+        if queue:
+            self._soon()  # who is first now may fit
+            return
+        del self.waiters[resource]
+        if not self.waiters:
+            self._be_short(False)
+            self._watched.clear()
+
+    def _be_short(self, is_short: bool) -> None:
+        """While somebody waits: hear of frees elsewhere, and look at all that runs (R2, R11)."""
+        core = self._core
+        listeners = core.space.listeners
+        if is_short:
+            listeners.append(self._heard)
+        else:
+            listeners.remove(self._heard)
+        core.is_memory_short = is_short
+        core.choose_ways()
+
+    def _heard(self) -> None:
+        """Memory came back elsewhere. Any thread."""
+        self._core.shell.call_soon_threadsafe(self._soon)
+
+    def _soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._core.shell.call_soon(self._serve)
+
+    def _serve(self) -> None:
+        """Give what there is to whoever is first."""
+        self._is_due = False
+        core = self._core
+        if core.lost is not None or core.is_closing:
+            self.fail(core.lost or Closed(f"device {core.backend.index} is closed"))
+            return
+        for resource, queue in list(self.waiters.items()):
+            self._serve_one(resource, queue)
+        if self.all_waiters():
+            self._watch()
+
+    def _serve_one(self, resource: DeviceMemoryResource | None, queue: deque[Waiter]) -> None:
+        for waiter in queue:
+            if waiter.has_ended:
+                continue
+            memory = self._core.memory
+            memory.is_patient = True
+            try:
+                waiter.array = waiter.context.run(waiter.make)
+            except OutOfDeviceMemory:
+                return
+            except Exception as error:
+                waiter.error = error.with_traceback(None)
+            finally:
+                memory.is_patient = False
+            waiter.end()
+
+    def _watch(self) -> None:
+        """Have :meth:`_serve` run again when an op ends; tell a circle if there is one."""
+        core = self._core
+        pending = self._unfinished()
+        if pending:
+            for op in pending:
+                if op.ticket not in self._watched:
+                    self._watched.add(op.ticket)
+                    core.when_ended(op.ticket, partial(self._op_ended, op.ticket))
+            return
+        if not self._is_circle():
+            return
+        self._num_turns += 1
+        if self._num_turns < _NUM_PATIENT_TURNS:
+            self._soon()
+            return
+        newest = max(self.all_waiters(), key=lambda waiter: waiter.called_s)
+        for resource, queue in self.waiters.items():
+            if newest in queue:
+                newest.error = describe_shortage(core, newest.nbytes, resource, None, _HOPELESS)
+                newest.end()
+
+    def _op_ended(self, ticket: Any) -> None:
+        self._watched.discard(ticket)
+        if self.waiters:
+            self._soon()
+
+    def _unfinished(self) -> list[Op[Any]]:
+        """What may bring memory back: of each stream its oldest free, else its newest op.
+
+        Other work counts as well: who waits for it may free something then, and a fault of it
+        is to end the wait (rule R2).
+        """
+        core = self._core
+        found = core.pending_ops()
+        for line in core.lines:
+            ops: list[Op[Any]] = [ticket.op for ticket in line.inflight if ticket.op is not None]
+            if ops:
+                found.append(next((op for op in ops if op.kind == "free"), ops[-1]))
+        return found
+
+    def _is_circle(self) -> bool:
+        """Whether only tasks that wait here could ever free anything."""
+        held = [known() for known, *_ in self._core.memory.live.values()]
+        # One that is gone left its free to the loop: that comes first.
+        allocations = [memory for memory in held if memory is not None]
+        if len(allocations) < len(held):
+            return False
+        del held
+        return are_held_only_by(allocations, {waiter.task for waiter in self.all_waiters()})

@@ -1,0 +1,49 @@
+"""Which resources are told that their device closes, and in which order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from upstreams import Upstream, simulated
+
+from streamflow.memory.resource import DeviceMemoryResource
+
+
+class Told(Upstream):
+    """Writes down when it is told; all are equal."""
+
+    def __init__(self, log: list[int], depth: int, device: Any = None) -> None:
+        super().__init__(device=device)
+        self.log = log
+        self.depth = depth
+
+    @property
+    def _depth(self) -> int:
+        return self.depth
+
+    def is_equal(self, other: DeviceMemoryResource) -> bool:
+        return isinstance(other, Told)
+
+    def _forget(self) -> None:
+        if self._space is not None:
+            self.log.append(self.depth)
+
+
+def test_equal_ones_are_each_told_and_the_outer_ones_first() -> None:
+    log: list[int] = []
+    several = [Told(log, depth, device=0) for depth in (2, 0, 3, 1, 0)]
+    with simulated() as ground:
+        for each in several:
+            each.allocate(64, stream=ground.stream())
+        log.clear()
+    assert log == [3, 2, 1, 0, 0]
+
+
+def test_one_made_for_an_open_device_is_told() -> None:
+    log: list[int] = []
+    with simulated() as ground:
+        dev = SimpleNamespace(index=0, _core=SimpleNamespace(backend=ground.backend))
+        one = Told(log, 0, device=dev)
+    assert log == [0]
+    del one
