@@ -100,8 +100,6 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
             self.upstream_mr.give(piece.inner, place)
         finally:
             self._uncharge(charged, size)
-        if self._space is not None:
-            self._space.freed()
 
     def _uncharge(self, charged: dict[Piece, int], nbytes: int) -> None:
         with self._lock:

@@ -300,11 +300,15 @@ class _Relay:
         root = error.__cause__ if isinstance(error, UpstreamFailed) else error
         for part in reversed(self._parked):  # nobody needs what has not begun
             parked = self._parked[part]
-            if parked is not None and not parked.has_left:
-                text = f"{part.name} needs the result of {op.name}, which failed: {root}"
-                failure = UpstreamFailed(text)
-                failure.__cause__ = root
-                part._core.parking.drop(parked, failure)
+            if parked is None or parked.has_left:
+                continue
+            text = f"{part.name} needs the result of {op.name}, which failed: {root}"
+            failure: Exception = UpstreamFailed(text)
+            failure.__cause__ = root
+            if part is self._seen and isinstance(error, OpCancelled):
+                # By a future that the copy waits for, say: so it is the copy that is cancelled.
+                failure = OpCancelled(str(error))
+            part._core.parking.drop(parked, failure)
 
     def _move_failure(self, op: Op[Any], error: BaseException) -> None:
         """A failure of a part is one of the whole: it is told where the program looks."""

@@ -26,9 +26,12 @@ _ENGINES = {
 
 
 class _Traced:
-    """What is known of one traced op; ``edges`` are ``(ticket, reason)``."""
+    """What is known of one traced op; ``edges`` are ``(ticket, reason)``.
 
-    __slots__ = ("base", "edges", "ends", "instrument", "nbytes", "starts", "where")
+    ``waited`` are tickets that a memory resource has had its stream wait for already.
+    """
+
+    __slots__ = ("base", "edges", "ends", "instrument", "nbytes", "starts", "waited", "where")
 
     def __init__(self, instrument: Instrument, base: Any, where: str | None) -> None:
         self.instrument = instrument
@@ -38,6 +41,7 @@ class _Traced:
         self.nbytes = 0
         self.starts: list[Any] = []
         self.ends: list[Any] = []
+        self.waited: Sequence[Ticket] = ()
 
 
 class Tracer:
@@ -101,7 +105,9 @@ class Tracer:
     def allocated(self, op: Op[Any], behind: Sequence[Ticket]) -> None:
         """Note an allocation, and the frees whose memory it was given."""
         self.op_called(op, (), (), ())
-        op.rare().traced.edges.extend((ticket, "allocation") for ticket in behind)
+        traced: _Traced = op.rare().traced
+        traced.edges.extend((ticket, "allocation") for ticket in behind)
+        traced.waited = behind
 
     def take_event(self) -> Any:
         """A timing event, never pooled: its time is asked for later."""
@@ -163,7 +169,7 @@ class Tracer:
             traced.where,
             core.backend.clock_s(),
         )
-        issued = {ticket.seq for ticket in waits}
+        issued = {ticket.seq for ticket in (*waits, *traced.waited)}
         told = set()
         for ticket, reason in traced.edges:
             if ticket.seq not in told:

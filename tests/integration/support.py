@@ -33,10 +33,11 @@ class Opener:
         self.backend = backend
         self.clock = clock
 
-    def __call__(self, index: int = 0, **settings: Any) -> sf.Device:
+    def __call__(self, index: int = 0, memory: Any = None, **settings: Any) -> sf.Device:
         if self.backend == "sim":
             settings.setdefault("clock", self.clock)
-        return sf.Device(index, backend=self.backend, settings=configured(settings))
+        known = configured(settings)
+        return sf.Device(index, backend=self.backend, memory=memory, settings=known)
 
     def stall(self, dev: sf.Device, stream: sf.Stream, seconds: float = 0.3) -> Stall:
         """Hold ``stream``: until released on the simulator, for ``seconds`` on a GPU."""
@@ -54,11 +55,13 @@ class Stall:
             self._gate.release()
 
 
-def virtual(index: int = 0, placement: Any = None, **settings: Any) -> sf.Device:
+def virtual(
+    index: int = 0, placement: Any = None, memory: Any = None, **settings: Any
+) -> sf.Device:
     """A simulated device on the virtual clock."""
     settings.setdefault("close_timeout_s", 5.0)  # where a test fails with a gate closed
     known = configured({"clock": "virtual", **settings})
-    return sf.Device(index, backend="sim", settings=known, placement=placement)
+    return sf.Device(index, backend="sim", memory=memory, settings=known, placement=placement)
 
 
 def configured(settings: dict[str, Any]) -> sf.Settings:

@@ -5,6 +5,7 @@ Every driver call here, cuda.core's and cuda.bindings' alike, releases the GIL.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from math import inf
@@ -44,6 +45,9 @@ _CONTEXTS: dict[int, Any] = {}
 
 _QUARANTINE: list[Any] = []
 """What was closed while work was running: never destroyed."""
+
+_open: dict[int, list[CudaBackend]] = {}
+_open_lock = threading.Lock()
 
 
 class CudaBackend(PoolVerbs):
@@ -91,6 +95,8 @@ class CudaBackend(PoolVerbs):
         self.properties = self._read_properties()
         # The hot path calls cuda.core itself; the method below it states the contract.
         self.launch = launch  # type: ignore[method-assign]
+        with _open_lock:
+            _open.setdefault(index, []).append(self)
 
     # -- device ------------------------------------------------------------------
     def set_current(self) -> None:
@@ -122,6 +128,14 @@ class CudaBackend(PoolVerbs):
         if self._is_closed:
             return
         self._is_closed = True
+        with _open_lock:
+            others = _open[self.index]
+            others.remove(self)
+            if others and not self._is_lost:
+                # A resource serves every open device of a GPU: pools it made here go on there.
+                others[0]._pools.update(self._pools)
+                others[0]._host_pools.update(self._host_pools)
+                self._pools = {}
         pools, self._pools = self._pools, {}
         if self._is_lost:
             # Every call would fail: the driver reclaims a dead context with the process.

@@ -17,7 +17,7 @@ _NUMBERED = re.compile(r"^call#\d+$")
 
 
 class Logged(NamedTuple):
-    """One launch, copy, fill, allocation or free that has ended.
+    """One launch, copy, fill, prefetch, allocation or free that has ended.
 
     Attributes
     ----------

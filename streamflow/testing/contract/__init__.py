@@ -17,6 +17,7 @@ import pytest
 _MODULES = (
     "devices",
     "fidelity",
+    "guide",
     "harness",
     "kernels",
     "kinds",
@@ -32,6 +33,7 @@ pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _MODULES))
 
 from streamflow.testing.contract.devices import DeviceContract, PeerContract  # noqa: E402
 from streamflow.testing.contract.fidelity import FidelityContract  # noqa: E402
+from streamflow.testing.contract.guide import GuideContract  # noqa: E402
 from streamflow.testing.contract.harness import Harness, Rig, drain  # noqa: E402
 from streamflow.testing.contract.kernels import KernelContract  # noqa: E402
 from streamflow.testing.contract.kinds import KindsContract  # noqa: E402
@@ -49,6 +51,7 @@ class BackendContract(
     MemoryContract,
     KindsContract,
     PoolContract,
+    GuideContract,
     PoolRulesContract,
     KernelContract,
     DeviceContract,

@@ -487,13 +487,17 @@ class TestPools:
         assert lab.device.memory_info()[0] == free_nbytes
         assert not lab.device.controls().memory_map()
 
-    def test_memory_of_a_host_pool_faults_before_its_allocation_has_run(self, lab):
+    @pytest.mark.parametrize("side", ["from", "to"])
+    def test_memory_of_a_host_pool_faults_before_its_allocation_has_run(self, lab, side):
         pool = lab.device.create_pool(release_threshold_nbytes=0, location=Location("host"))
         first, other = lab.stream(), lab.stream()
+        target = lab.allocate(other, 64)
         lab.mark(first, "slow", cost_s=lambda: 9.0)
         address = lab.device.allocate(pool, 64, first)
-        host, _ = lab.host(64)
-        lab.device.copy_d2h(host, address, 64, other)
+        if side == "from":
+            lab.device.copy_h2d(target, address, 64, other)
+        else:
+            lab.device.copy_h2d(address, lab.host(64)[0], 64, other)
         assert "has not run yet" in lost_reason(lab)
 
     def test_a_copy_from_a_host_pool_runs_after_its_allocation(self, lab):
@@ -501,10 +505,10 @@ class TestPools:
         stream = lab.stream()
         lab.mark(stream, "busy")
         address, target = lab.device.allocate(pool, 64, stream), lab.allocate(stream, 64)
-        lab.device.fill(address, b"\x05", 64, stream)
         lab.device.copy_h2d(target, address, 64, stream)
-        assert lab.read(target, 64, stream) == b"\x05" * 64
-        assert not lab.device.controls().races
+        lab.device.fill(address, b"\x05", 64, stream)
+        assert lab.read(target, 64, stream) == b"\xa5" * 64
+        assert not lab.device.controls().races  # what the allocation changed, the host did not
 
     def test_a_bounded_host_pool(self, lab):
         pool = lab.device.create_pool(
