@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from concurrent.futures import Future
 
 import anyio
 import numpy as np
@@ -547,5 +548,25 @@ def test_a_copy_in_flight_keeps_no_array_alive(run, way, asked):
             await op
             for dev, array in zip((one, two), again, strict=True):
                 assert set((await dev.get(array)).tolist()) == {1}
+
+    run(main)
+
+
+@pytest.mark.parametrize("asked", ["source", "destination"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_future_that_is_cancelled_cancels_the_copy(run, way, asked):
+    async def main():
+        one, two = pair(staging_in_nbytes=CHUNK)
+        async with one, two:
+            prepare(way, one, two)
+            x, y = one.zeros(3 * CHUNK, np.uint8), two.zeros(3 * CHUNK, np.uint8)
+            future: Future[None] = Future()
+            op = (one if asked == "source" else two).copy(y, x, after=future)
+            await turns()
+            future.cancel()
+            assert isinstance(await error_of(op), sf.OpCancelled)
+            two.fill(y, 1)
+            assert set((await two.get(y)).tolist()) == {1}
+            assert counted(one)["copy_d2h"] == 0
 
     run(main)
