@@ -226,6 +226,26 @@ def test_a_stream_keeps_its_order_around_the_copy(run, add_one, asked):
     run(main)
 
 
+def test_what_a_stream_copies_is_read_after_its_earlier_work(run, add_one):
+    async def main():
+        one, two = pair()
+        async with one, two:
+            x, y, z = one.put(np.arange(4.0)), two.zeros(4), two.zeros(4, np.float32)
+            await sf.gather(x.ready, y.ready, z.ready)
+            stream = two.stream()
+            gate = two.sim.gate(stream)
+            two.launch(add_one, z, 4, stream=stream)
+            op = two.copy(y, x, stream=stream)
+            overwritten = one.fill(x, 9)
+            await turns()
+            assert not overwritten.done()  # x has not been read
+            gate.release()
+            await sf.gather(op, overwritten)
+            assert (await two.get(y)).tolist() == [0, 1, 2, 3]
+
+    run(main)
+
+
 def test_a_lane_does_not_wait_for_the_other_device(run):
     async def main():
         one, two = pair()
@@ -354,10 +374,11 @@ def test_a_copy_that_has_begun_to_write_cannot_be_cancelled(run, asked):
 
 
 @pytest.mark.parametrize("asked", ["source", "destination"])
+@pytest.mark.parametrize("budget", [CHUNK, 2 * CHUNK])  # for no block, and for one of two
 @pytest.mark.parametrize("nbytes", [100, 3 * CHUNK])
-def test_with_no_pinned_memory_to_spare_it_goes_through_pageable_memory(run, asked, nbytes):
+def test_with_no_pinned_memory_to_spare_it_goes_through_pageable_memory(run, asked, nbytes, budget):
     async def main():
-        one, two = pair(staging_in_nbytes=CHUNK * 2, pinned_budget_nbytes=1 << 16)
+        one, two = pair(staging_in_nbytes=CHUNK * 2, pinned_budget_nbytes=budget)
         async with one, two:
             data = np.random.default_rng(1).integers(0, 255, nbytes, np.uint8)
             x, y = one.put(data), two.zeros(nbytes, np.uint8)
@@ -366,6 +387,7 @@ def test_with_no_pinned_memory_to_spare_it_goes_through_pageable_memory(run, ask
             op = dev.copy(y, x, stream=stream)
             assert op._core is dev._core
             await op
+            assert one.pinned.counted_nbytes == two.pinned.counted_nbytes == 0
             assert (await two.get(y)).tobytes() == data.tobytes()
 
     run(main)
