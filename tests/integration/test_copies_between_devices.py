@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import anyio
 import numpy as np
 import pytest
-from support import configured, error_of, turns, until, virtual
+from support import configured, error_of, turns, until, virtual, wanted
 
 import streamflow as sf
 from streamflow.backends.memory import PoolAccess
@@ -154,10 +154,11 @@ def test_c6_the_copy_is_ordered_on_both_devices(run, add_one, way, asked):
             op = dev.copy(y, x)
             one.fill(x, 9)  # waits for the read of x
             later = two.launch(add_one, y, num)
-            await turns()
+            wanted(op, later)
+            await turns(50)
             assert not op.done()
             gates[0].release()
-            await turns()
+            await turns(50)
             assert not op.done()  # y is still being read
             assert not later.done()
             gates[1].release()
@@ -205,10 +206,11 @@ def test_a_stream_keeps_its_order_around_the_copy(run, add_one, asked):
             dev.launch(add_one, z, 4, stream=stream)
             op = dev.copy(y, x, stream=stream)
             end = stream.record()
-            await turns()
+            wanted(op)
+            await turns(50)
             assert counted(other)["copy_h2d" if asked == "source" else "copy_d2h"] == 1
             far.release()
-            await turns()
+            await turns(50)
             assert not op.done()
             gate.release()
             await op
@@ -216,7 +218,8 @@ def test_a_stream_keeps_its_order_around_the_copy(run, add_one, asked):
             op = dev.copy(y, x, stream=stream)
             last = dev.launch(add_one, z, 4, stream=stream)
             await end
-            await turns()
+            wanted(op, last)
+            await turns(50)
             assert not op.done()
             assert not last.done()  # program order: after the whole copy
             far.release()
@@ -237,7 +240,8 @@ def test_what_a_stream_copies_is_read_after_its_earlier_work(run, add_one):
             two.launch(add_one, z, 4, stream=stream)
             op = two.copy(y, x, stream=stream)
             overwritten = one.fill(x, 9)
-            await turns()
+            wanted(overwritten)
+            await turns(50)
             assert not overwritten.done()  # x has not been read
             gate.release()
             await sf.gather(op, overwritten)

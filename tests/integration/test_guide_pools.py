@@ -11,7 +11,7 @@ from __future__ import annotations
 import anyio
 import numpy as np
 import pytest
-from support import turns, virtual
+from support import turns, virtual, wanted
 
 import streamflow as sf
 from streamflow.memory import CudaAsyncViewMemoryResource, MemoryPool, PoolAccess
@@ -82,7 +82,8 @@ def test_allocate_here_use_there_free_on_a_third_stream(run, open_device, add_on
             dev.fill(later, 7, stream=one)
             if dev.backend == "sim":
                 await allocated
-                await turns()
+                wanted(used, freed)
+                await turns(50)
                 assert not used.done()
                 assert not freed.done()
             held.release()
@@ -151,7 +152,8 @@ def test_reuse_by_a_wait_that_the_driver_adds(run, is_on):
                 return
             y = lab.empty(1)
             filled = dev.fill(y, 5, stream=lab.streams[1])
-            await turns()
+            wanted(filled)
+            await turns(50)
             assert not filled.done()  # after the free, which after the gate
             held.release()
             assert await lab.values(kept) == {1}
@@ -227,7 +229,8 @@ def test_a_pool_whose_access_was_granted_serves_the_other_device(run, add_one, a
             one.launch(add_one, x, NUM, stream=lab.streams[1])
             copied = two.copy(y, x)
             x.free(stream=lab.streams[2])
-            await turns()
+            wanted(copied)
+            await turns(50)
             assert not copied.done()
             held.release()
             assert set((await two.get(y)).tolist()) == {4}
