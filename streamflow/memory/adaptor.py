@@ -6,7 +6,7 @@ from typing import Any
 
 from streamflow.memory.current import find_space
 from streamflow.memory.resource import DeviceMemoryResource, Piece
-from streamflow.memory.space import Space
+from streamflow.memory.space import Place, Space
 
 __all__ = ["UpstreamResourceAdaptor"]
 
@@ -102,6 +102,10 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
                 return False
             self._on_space_closing()
         return True
+
+    def _give_or_keep(self, piece: Piece, space: Space, place: Place) -> None:
+        # Not a second time: the upstream may have it already where our own part failed.
+        self.give(piece, place)
 
     def _on_space_closing(self) -> None:
         self._drain()

@@ -23,7 +23,8 @@ class ArenaMemoryResource(SubAllocator):
     A stream's arena takes superblocks of 1 MiB from the shared one and cuts them up; what is
     larger than that comes from the shared one itself. A block freed on another stream goes back
     to the arena that it came from. Where nothing is found, superblocks without a block in use go
-    back to the shared arena, whose neighbours are joined; then the request fails.
+    back to the shared arena, whose neighbours are joined, and room in another stream's superblock
+    will do; then the request fails.
 
     Parameters
     ----------
@@ -109,9 +110,20 @@ class ArenaMemoryResource(SubAllocator):
         block = shared.take_waiting(place, SUPERBLOCK_NBYTES, ALIGNMENT)
         if block is None:
             block = shared.take_joined(place, SUPERBLOCK_NBYTES, ALIGNMENT)
-        if block is None and arena is not None:
-            return arena.take_joined(place, nbytes, alignment)
-        return self._open(place, block, nbytes, alignment)
+        if block is not None:
+            return self._open(place, block, nbytes, alignment)
+        # Rather another stream's superblock than none: many streams may hold a little each.
+        for store in self._arenas.values():
+            span = store.take(place, nbytes, alignment)
+            if span is not None:
+                return span
+        for store in self._arenas.values():
+            span = store.take_waiting(place, nbytes, alignment)
+            if span is None:
+                span = store.take_joined(place, nbytes, alignment)
+            if span is not None:
+                return span
+        return None
 
     def _open(self, place: Place, block: Span | None, nbytes: int, alignment: int) -> Span | None:
         """Cut up a superblock that ``place`` comes after."""

@@ -326,7 +326,7 @@ class DeviceMemoryResource(ABC):
 
     @abstractmethod
     def _give(self, piece: Piece, place: Place) -> None:
-        """Take back a piece that :meth:`_take` gave."""
+        """Take back a piece that :meth:`_take` gave; if this raises, the caller still has it."""
 
     @property
     def device(self) -> int | None:
@@ -423,7 +423,7 @@ class DeviceMemoryResource(ABC):
             if block._freed_at is not None:  # another thread was faster
                 raise ValueError(f"{block!r} was freed already, at {describe(*block._freed_at)}")
             block._freed_at = user_instruction()
-        self.give(block._piece, place)
+        self._give_or_keep(block._piece, block._space, place)
         if self._dropped:
             self._drain()
         if block._space.listeners:
@@ -443,7 +443,15 @@ class DeviceMemoryResource(ABC):
             except Closed:  # nothing tells any more when what it was given has ended
                 space.release(partial(self._give_after_all_blocking, piece, space, stream))
             else:
-                self.give(piece, place)
+                self._give_or_keep(piece, space, place)
+
+    def _give_or_keep(self, piece: Piece, space: Space, place: Place) -> None:
+        """Give a piece back; where that fails it is not lost: the next call tries again."""
+        try:
+            self.give(piece, place)
+        except BaseException:
+            self._dropped.append((piece, space, place.stream))
+            raise
 
     def _give_after_all_blocking(self, piece: Piece, space: Space, stream: Any) -> None:
         place = space.sync_place()

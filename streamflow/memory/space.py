@@ -134,6 +134,7 @@ class Space:
                     for old in list(self._lines)[: _NUM_LINES_MAX // 2]:
                         del self._lines[old]
                 line = self._lines.setdefault(uid, Timeline(uid, stream, f"stream {uid}"))
+        line.stream = stream  # a stream may have several objects, of which one may be closed
         return Place(backend, line)
 
     def sync_place(self) -> Place:

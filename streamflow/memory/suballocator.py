@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from logging import getLogger
 from typing import Any, TypeVar
 
 from streamflow.errors import Closed, OutOfDeviceMemory
@@ -196,26 +197,26 @@ class SubAllocator(DeviceMemoryResource):
             if self._late:
                 self._give_late()
         if self._is_closed:
-            self.trim()
+            try:
+                self.trim()
+            except Exception:  # the block is back all the same; what stays goes with the next one
+                getLogger("streamflow").exception("giving memory back to the upstream failed")
 
     def _put_back(self, piece: Piece, place: Place) -> None:
         span: Span = piece.note
         region, space = span.region, self._space
         if space is None or region.store.regions.get(region.address) is not region:
             return  # all of it was given back when its device closed
-        try:
-            point = self._order.mark(space, place)
-        except BaseException:
-            # Freed all the same, once somebody calls again.
-            self._dropped.append((piece, space, place.stream))
-            raise
+        point = self._order.mark(space, place)
         self._live_nbytes -= span.nbytes
         region.store.give(span, point)
 
     def _give_late(self) -> None:
         while self._late:
             piece, place = self._late.popleft()
-            self._give(piece, place)
+            space = self._space
+            if space is not None:  # else it is gone with its device
+                self._give_or_keep(piece, space, place)
 
     def _take_slowly(self, place: Place, nbytes: int, alignment: int, asked_nbytes: int) -> Span:
         span = self._grow(place, nbytes, alignment)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from logging import getLogger
 from traceback import FrameSummary, StackSummary, walk_stack
-from typing import Any
+from types import CodeType
+from typing import Any, TypeAlias
 
 from streamflow.backends.origin import caller, describe
 from streamflow.memory.adaptor import UpstreamResourceAdaptor
@@ -13,6 +14,8 @@ from streamflow.memory.resource import DeviceMemoryResource, Piece
 from streamflow.memory.space import Place
 
 __all__ = ["OutstandingAllocation", "TrackingResourceAdaptor"]
+
+_Known: TypeAlias = "tuple[CodeType, int, tuple[FrameSummary, ...]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
     ----------
     upstream_mr : DeviceMemoryResource
     capture_stacks : bool
-        Keep the whole stack of every allocation, not its line alone; takes some 10 us more.
+        Keep the whole stack of every allocation, not its line alone; each takes longer.
     device : Device or int, optional
         By default the upstream's.
     """
@@ -48,7 +51,7 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
         super().__init__(upstream_mr, device)
         self._captures_stacks = bool(capture_stacks)
         # By piece, not by address: an address comes again.
-        self._outstanding: dict[Piece, OutstandingAllocation] = {}
+        self._outstanding: dict[Piece, _Known] = {}
         self._outstanding_nbytes = 0
 
     def get_allocated_bytes(self) -> int:
@@ -58,8 +61,11 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
     def get_outstanding_allocations(self) -> dict[int, OutstandingAllocation]:
         """The blocks that are not freed, by address, in ascending order."""
         with self._lock:
-            found = [(piece.address, known) for piece, known in self._outstanding.items()]
-        return dict(sorted(found, key=lambda item: item[0]))
+            found = [(piece.address, piece.nbytes, *at) for piece, at in self._outstanding.items()]
+        return {
+            address: OutstandingAllocation(nbytes, describe(code, lasti), stack)
+            for address, nbytes, code, lasti, stack in sorted(found, key=lambda known: known[0])
+        }
 
     def get_outstanding_allocations_str(self) -> str:
         """A line for each block that is not freed: its address and size; its stack, if kept."""
@@ -87,7 +93,8 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
         if self._captures_stacks:  # source lines are looked up when somebody reads them
             summary = StackSummary.extract(walk_stack(frame), lookup_lines=False)
             stack = tuple(reversed(summary))
-        known = OutstandingAllocation(nbytes, describe(frame.f_code, frame.f_lasti), stack)
+        # Lines are worked out when somebody asks: that takes longer than all the rest.
+        known = frame.f_code, frame.f_lasti, stack
         piece = self._wrap(inner, nbytes, alignment)
         with self._lock:
             self._outstanding[piece] = known

@@ -134,7 +134,6 @@ class CudaBackend(PoolVerbs):
             if others and not self._is_lost:
                 # A resource serves every open device of a GPU: pools it made here go on there.
                 others[0]._pools.update(self._pools)
-                others[0]._host_pools.update(self._host_pools)
                 self._pools = {}
         pools, self._pools = self._pools, {}
         if self._is_lost:

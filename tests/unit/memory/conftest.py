@@ -36,6 +36,7 @@ class Lab:
         self.device: SimDevice = open_device(index, settings, loop_key)
         self.space: Space = enter_space(self.device)
         self.is_open = True
+        self._has_left = False
         self._streams: list[Any] = []
 
     def stream(self) -> Any:
@@ -66,12 +67,18 @@ class Lab:
         free, total = self.device.memory_info()
         return total - free
 
+    def leave(self) -> None:
+        """What closing does first: resources give back what they have."""
+        if self.device.controls().fault is None:
+            self.device.synchronize_blocking()
+        leave_space(self.space, self.device)
+        self._has_left = True
+
     def close(self) -> None:
         if self.is_open:
             self.is_open = False
-            if self.device.controls().fault is None:
-                self.device.synchronize_blocking()
-            leave_space(self.space, self.device)
+            if not self._has_left:
+                self.leave()
             self.device.close()
 
 

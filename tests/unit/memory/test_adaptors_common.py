@@ -15,9 +15,11 @@ from streamflow.backends.memory import Location, MemoryKind
 from streamflow.errors import OutOfDeviceMemory
 from streamflow.memory import (
     AlignedResourceAdaptor,
+    CudaMemoryResource,
     FailureCallbackResourceAdaptor,
     LimitingResourceAdaptor,
     LoggingResourceAdaptor,
+    ManagedMemoryResource,
     PrefetchResourceAdaptor,
     StatisticsResourceAdaptor,
     TrackingResourceAdaptor,
@@ -284,6 +286,17 @@ def test_managed_and_system_memory_is_prefetched(
     moves = kind in (MemoryKind.MANAGED, MemoryKind.UNREGISTERED)
     expected = [(block.address, 100, Location("device", 0), stream)] if moves else []
     assert backend.moved == expected
+
+
+def test_the_simulator_moves_what_can_be_moved(ground: Ground) -> None:
+    stream = ground.stream()
+    counts: Any = ground.backend.counts  # type: ignore[attr-defined]
+    for upstream, num_moves in ((CudaMemoryResource(), 0), (ManagedMemoryResource(), 1)):
+        prefetching = PrefetchResourceAdaptor(upstream, device=0)
+        before = counts["prefetch"]
+        block = prefetching.allocate(100, stream=stream)
+        assert counts["prefetch"] - before == num_moves
+        prefetching.deallocate(block, stream=stream)
 
 
 def test_nothing_is_prefetched_where_that_does_not_work(

@@ -135,6 +135,19 @@ def test_a_closed_device_gives_the_bytes_back() -> None:
     assert limited.get_allocated_bytes() == 0
 
 
+def test_a_device_that_closes_in_the_middle_of_a_free_is_counted_once() -> None:
+    class Closing(Upstream):
+        def _give(self, piece, place):  # type: ignore[no-untyped-def]
+            limited._on_space_closing()
+
+    with simulated() as ground:
+        stream = ground.stream()
+        limited = LimitingResourceAdaptor(Closing(), 512, device=0)
+        block = limited.allocate(512, stream=stream)
+        limited.deallocate(block, stream=stream)
+        assert limited.get_allocated_bytes() == 0
+
+
 @pytest.mark.parametrize("bad", [-1, True, 1.5, None])
 def test_a_limit_is_a_number_of_bytes(bad: object) -> None:
     with pytest.raises((TypeError, ValueError)):

@@ -6,6 +6,7 @@ A new class joins by a line in ``MAKERS``; ``EQUAL`` tells which of two new ones
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +56,16 @@ MAKERS: dict[str, Make] = {
     "arena": lambda lab: memory.ArenaMemoryResource(linear(lab), "8GiB"),
     "fixed size": lambda lab: memory.FixedSizeMemoryResource(linear(lab), "16MiB", 4),
     "binning": lambda lab: memory.BinningMemoryResource(linear(lab), 18, 22),
+    "limiting": lambda lab: memory.LimitingResourceAdaptor(linear(lab), "12GiB"),
+    "statistics": lambda lab: memory.StatisticsResourceAdaptor(linear(lab)),
+    "tracking": lambda lab: memory.TrackingResourceAdaptor(linear(lab), capture_stacks=True),
+    "logging": lambda lab: memory.LoggingResourceAdaptor(linear(lab), os.devnull),
+    "retrying": lambda lab: memory.FailureCallbackResourceAdaptor(linear(lab), lambda n: False),
+    "prefetching": lambda lab: memory.PrefetchResourceAdaptor(MAKERS["managed"](lab)),
+    "aligned": lambda lab: memory.AlignedResourceAdaptor(linear(lab)),
+    "adaptors over a pool": lambda lab: memory.StatisticsResourceAdaptor(
+        memory.LimitingResourceAdaptor(MAKERS["pool"](lab), "12GiB")
+    ),
 }
 """How to make one of each class on the device of a lab."""
 
@@ -72,15 +83,25 @@ PROPERTIES = {  # device accessible, host accessible, stream ordered
     "arena": (True, False, True),
     "fixed size": (True, False, True),
     "binning": (True, False, False),
+    "limiting": (True, False, False),
+    "statistics": (True, False, False),
+    "tracking": (True, False, False),
+    "logging": (True, False, False),
+    "retrying": (True, False, False),
+    "prefetching": (True, True, False),
+    "aligned": (True, False, False),
+    "adaptors over a pool": (True, False, True),
 }
 
-EQUAL = {"cuda", "managed", "pinned", "system", "sam"}
+EQUAL = {"cuda", "managed", "pinned", "system", "sam"} | {
+    *("limiting", "statistics", "tracking", "logging", "prefetching", "aligned")
+}
 """Those of which two that were made alike may free each other's memory."""
 
 BOUNDED = {"fixed size"}
 """Those that refuse a large block, however much memory there is."""
 
-CUTS = {"pool", "arena", "fixed size", "binning"}
+CUTS = {"pool", "arena", "fixed size", "binning", "adaptors over a pool"}
 """Those that take more from the driver at once than a block."""
 
 UNALIGNED = {"callback"}
@@ -312,8 +333,7 @@ def test_closing_the_device_gives_everything_back(kind: str, open_lab: Any) -> N
     resource.deallocate(blocks.pop(), stream=stream)
     blocks.pop()  # dropped
     lab.run()
-    lab.device.synchronize_blocking()
-    lab.space._close()  # what the last device does before it closes
+    lab.leave()
     if kind not in ("view", "callback"):  # those leave it to the pool, which is another's
         assert lab.used() == before
         assert host_memory.num_blocks() == num_host
