@@ -69,6 +69,11 @@ class HostBlock(Block):
             self.nbytes = self.used_nbytes = nbytes
             self.is_live = True
 
+    @property
+    def is_of_host_pool(self) -> bool:
+        """Whether it is memory of a pool on the host, which is not filled."""
+        return self.pool is not None and self.kind is HostKind.PINNED
+
     def bytes_at(self, address: int, nbytes: int) -> Bytes:
         """A part, for a copy that runs."""
         if self.pool is not None:
