@@ -250,10 +250,8 @@ class SimDevice(MemoryVerbs, PoolVerbs):
         if len(pattern) not in _PATTERN_SIZES:
             raise ValueError(f"a pattern has 1, 2, 4, 8 or 16 bytes, found {len(pattern)}")
         _check_nbytes(count)
-        if self.gpu.memory.block_at(dst) is None:
-            block = host_memory.find(dst)
-            if block is not None and block.is_of_host_pool:
-                raise DeviceError(FILL_REFUSED)
+        if host_memory.is_of_host_pool(dst):
+            raise DeviceError(FILL_REFUSED)
         self._submit("fill", Fill(stream, self.gpu.compute, dst, pattern, count))
         return 1
 

@@ -69,11 +69,6 @@ class HostBlock(Block):
             self.nbytes = self.used_nbytes = nbytes
             self.is_live = True
 
-    @property
-    def is_of_host_pool(self) -> bool:
-        """Whether it is memory of a pool on the host, which is not filled."""
-        return self.pool is not None and self.kind is HostKind.PINNED
-
     def bytes_at(self, address: int, nbytes: int) -> Bytes:
         """A part, for a copy that runs."""
         if self.pool is not None:
@@ -144,6 +139,14 @@ def find(address: int) -> HostBlock | None:
     """The block that ``address`` lies in."""
     with _lock:
         return _find(address)
+
+
+def is_of_host_pool(address: int) -> bool:
+    """Whether ``address`` lies in memory of a pool on the host, which is not filled."""
+    if address >> 48:  # a device's: no need to look
+        return False
+    block = find(address)
+    return block is not None and block.pool is not None and block.kind is HostKind.PINNED
 
 
 def hold(address: int, nbytes: int) -> HostBlock:
