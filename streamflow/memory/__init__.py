@@ -55,6 +55,9 @@ from streamflow.memory.device_pools import (
 from streamflow.memory.exiting import (
     process_is_exiting,
 )
+from streamflow.memory.figures import (
+    SubAllocatorInfo,
+)
 from streamflow.memory.fixed_size import (
     FixedSizeMemoryResource,
 )
@@ -112,9 +115,6 @@ from streamflow.memory.statistics import (
     Counters,
     Statistics,
     StatisticsResourceAdaptor,
-)
-from streamflow.memory.suballocator import (
-    SubAllocatorInfo,
 )
 from streamflow.memory.tracking import (
     OutstandingAllocation,

@@ -6,11 +6,13 @@ from logging import getLogger
 from typing import Any
 
 from streamflow.errors import OutOfDeviceMemory
+from streamflow.memory.figures import free_nbytes, largest_free_nbytes
 from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource
+from streamflow.memory.sizes import checked_size
 from streamflow.memory.space import Place
-from streamflow.memory.spans import AddressShelf, Shelf, Span
+from streamflow.memory.spans import AddressShelf, Span
 from streamflow.memory.store import Store
-from streamflow.memory.suballocator import SubAllocator, checked_size, round_up
+from streamflow.memory.suballocator import SubAllocator, round_up
 
 __all__ = ["ArenaMemoryResource"]
 
@@ -37,6 +39,8 @@ class ArenaMemoryResource(SubAllocator):
     device : Device or int, optional
     """
 
+    _shelf_type = AddressShelf
+
     def __init__(
         self,
         upstream_mr: DeviceMemoryResource,
@@ -45,7 +49,7 @@ class ArenaMemoryResource(SubAllocator):
         device: Any = None,
     ) -> None:
         super().__init__(upstream_mr, device)
-        size = checked_size(arena_size, "arena_size")
+        size = None if arena_size is None else checked_size(arena_size, "arena_size")
         if size == 0:
             raise ValueError("arena_size: at least 1 byte")
         self._arena_nbytes = None if size is None else round_up(size, SUPERBLOCK_NBYTES)
@@ -133,7 +137,7 @@ class ArenaMemoryResource(SubAllocator):
         arena = self._arenas.get(uid)
         if arena is None:
             assert self._space is not None
-            arena = self._arenas[uid] = Store(self._space, self._order, self._make_shelf)
+            arena = self._arenas[uid] = Store(self._space, self._order, self._shelf_type)
         points, block.points = block.points, ()
         block.inside = arena.add_region(block.address, block.nbytes, block, points, uid)
         return arena.take(place, nbytes, alignment)
@@ -171,10 +175,7 @@ class ArenaMemoryResource(SubAllocator):
 
     def _make_store(self) -> Store:
         assert self._space is not None
-        return Store(self._space, self._order, self._make_shelf, keeps_points=True)
-
-    def _make_shelf(self) -> Shelf:
-        return AddressShelf()
+        return Store(self._space, self._order, self._shelf_type, keeps_points=True)
 
     def _stores(self) -> list[Store]:
         return [*super()._stores(), *self._arenas.values()]
@@ -187,6 +188,6 @@ class ArenaMemoryResource(SubAllocator):
         named = [("shared", store) for store in super()._stores()]
         named += [(f"stream {uid}", arena) for uid, arena in self._arenas.items()]
         return [
-            (name, len(store.regions), store.free_nbytes(), store.largest_free_nbytes())
+            (name, len(store.regions), free_nbytes(store), largest_free_nbytes(store))
             for name, store in named
         ]

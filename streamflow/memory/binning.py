@@ -6,17 +6,19 @@ from bisect import bisect_left
 from dataclasses import fields
 from typing import Any
 
+from streamflow.memory.figures import Figures, SubAllocatorInfo
 from streamflow.memory.fixed_size import FixedSizeMemoryResource
 from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource, Piece
+from streamflow.memory.sizes import checked_size
 from streamflow.memory.space import Place
-from streamflow.memory.suballocator import SubAllocator, SubAllocatorInfo, checked_size, round_up
+from streamflow.memory.suballocator import SubAllocator, round_up
 
 __all__ = ["BinningMemoryResource"]
 
 _MAX_EXPONENT = 62
 
 
-class BinningMemoryResource(DeviceMemoryResource):
+class BinningMemoryResource(Figures, DeviceMemoryResource):
     """Takes from the smallest bin that a request fits, from the upstream if none is so large.
 
     A block goes back to the bin that it came from, whatever bins were added since.
@@ -135,46 +137,6 @@ class BinningMemoryResource(DeviceMemoryResource):
         sums["num_upstream_calls"] += self._num_direct_calls
         sums["largest_free_nbytes"] = max((each.largest_free_nbytes for each in figures), default=0)
         return SubAllocatorInfo(**sums)
-
-    @property
-    def live_nbytes(self) -> int:
-        """Bytes in use, rounding included."""
-        return self.info().live_nbytes
-
-    @property
-    def reserved_nbytes(self) -> int:
-        """Bytes taken from the upstream."""
-        return self.info().reserved_nbytes
-
-    @property
-    def free_nbytes(self) -> int:
-        """Bytes that are free and that nothing on the device still uses."""
-        return self.info().free_nbytes
-
-    @property
-    def pending_nbytes(self) -> int:
-        """Bytes freed on a stream that has not come that far."""
-        return self.info().pending_nbytes
-
-    @property
-    def largest_free_nbytes(self) -> int:
-        """The largest hole of any bin."""
-        return self.info().largest_free_nbytes
-
-    @property
-    def fragmentation(self) -> float:
-        """1 - largest / free; 0 where nothing is free."""
-        return self.info().fragmentation
-
-    @property
-    def num_upstream_calls(self) -> int:
-        """Allocations and frees asked of the upstream, by the bins too."""
-        return self.info().num_upstream_calls
-
-    @property
-    def num_waits(self) -> int:
-        """Times a stream was made to wait for another."""
-        return sum(each.num_waits for each in self._figured())
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from streamflow.errors import OutOfDeviceMemory
 from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource, Piece
+from streamflow.memory.sizes import checked_size
 from streamflow.memory.space import Place
-from streamflow.memory.spans import FifoShelf, Region, Shelf, Span
+from streamflow.memory.spans import FifoShelf, Region, Span
 from streamflow.memory.store import Store
-from streamflow.memory.suballocator import SubAllocator, checked_size, round_up
+from streamflow.memory.suballocator import SubAllocator, round_up
 
 __all__ = ["FixedSizeMemoryResource"]
 
@@ -34,6 +35,8 @@ class FixedSizeMemoryResource(SubAllocator):
     TypeError, ValueError
         A size or a number that is none, or not above 0.
     """
+
+    _shelf_type = FifoShelf
 
     def __init__(
         self,
@@ -100,7 +103,4 @@ class FixedSizeMemoryResource(SubAllocator):
 
     def _make_store(self) -> Store:
         assert self._space is not None
-        return Store(self._space, self._order, self._make_shelf, joins=False)
-
-    def _make_shelf(self) -> Shelf:
-        return FifoShelf()
+        return Store(self._space, self._order, self._shelf_type, joins=False)

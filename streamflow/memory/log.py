@@ -136,12 +136,18 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
         try:
             # First, as RMM does: who gets the address next writes after this.
             self._write(LogAction.FREE, piece.address, piece.nbytes, place)
-        finally:
-            self.upstream_mr.give(piece.inner, place)
-            with self._lock:
-                self._live.discard(piece)
-                if self._is_closed and not self._live:
-                    self._close_file()
+        except BaseException:
+            self._pass_on(piece, piece.inner, place)
+            piece.address = 0  # it is back, whatever this raises
+            raise
+        self._pass_on(piece, piece.inner, place)
+
+    def _pass_on(self, piece: Piece, inner: Piece, place: Place) -> None:
+        self.upstream_mr.give(inner, place)
+        with self._lock:
+            self._live.discard(piece)
+            if self._is_closed and not self._live:
+                self._close_file()
 
     def _is_empty(self) -> bool:
         return not self._live

@@ -119,7 +119,7 @@ class MemoryPool:
 
     def snapshot(self) -> PoolInfo:
         """All counters of one moment."""
-        return self._known.space.backend.pool_info(self.handle)
+        return self._known.backend.pool_info(self.handle)
 
     @property
     def reserved_nbytes(self) -> int:
@@ -175,7 +175,7 @@ class MemoryPool:
             On virtual time: what was given to the device can never end, for a closed gate.
         """
         floor = checked_size(min_bytes_to_keep, "min_bytes_to_keep")
-        backend, handle = self._known.space.backend, self.handle
+        backend, handle = self._known.backend, self.handle
         backend.trim_pool(handle, floor)
         info = backend.pool_info(handle)
         if info.reserved_nbytes <= max(floor, info.used_nbytes):
@@ -195,7 +195,7 @@ class MemoryPool:
         device : Device or int
         """
         ordinal = checked_device(device)
-        return self._known.space.backend.pool_access(self.handle, ordinal)
+        return self._known.backend.pool_access(self.handle, ordinal)
 
     async def set_access(
         self, device: Any, access: PoolAccess | str = PoolAccess.READ_WRITE
@@ -228,7 +228,7 @@ class MemoryPool:
         wanted = PoolAccess(access)
         space = find_space(named(device))
         known, ordinal = self._known, space.index
-        handle, backend = self.handle, known.space.backend
+        handle, backend = self.handle, known.backend
         if self.location.kind == "device":
             if ordinal == known.space.index:
                 if wanted is not PoolAccess.READ_WRITE:
@@ -271,10 +271,10 @@ class MemoryPool:
     # -- inside ------------------------------------------------------------------------------
 
     def _read(self, attribute: PoolAttribute) -> int:
-        return self._known.space.backend.pool_attribute(self.handle, attribute)
+        return self._known.backend.pool_attribute(self.handle, attribute)
 
     def _write(self, attribute: PoolAttribute, value: int) -> None:
-        self._known.space.backend.set_pool_attribute(self.handle, attribute, value)
+        self._known.backend.set_pool_attribute(self.handle, attribute, value)
 
 
 def _location(location: str | int, ordinal: int) -> Location:

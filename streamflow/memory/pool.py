@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource
+from streamflow.memory.sizes import checked_size
 from streamflow.memory.space import Place
-from streamflow.memory.spans import Shelf, SizeShelf, Span
-from streamflow.memory.suballocator import SubAllocator, checked_size, round_up
+from streamflow.memory.spans import SizeShelf, Span
+from streamflow.memory.suballocator import SubAllocator, round_up
 
 __all__ = ["PoolMemoryResource"]
 
@@ -37,6 +38,8 @@ class PoolMemoryResource(SubAllocator):
         A size that is none, or an initial one above the maximum.
     """
 
+    _shelf_type = SizeShelf
+
     def __init__(
         self,
         upstream_mr: DeviceMemoryResource,
@@ -45,8 +48,16 @@ class PoolMemoryResource(SubAllocator):
         device: Any = None,
     ) -> None:
         super().__init__(upstream_mr, device)
-        initial = checked_size(initial_pool_size, "initial_pool_size")
-        maximum = checked_size(maximum_pool_size, "maximum_pool_size")
+        initial = (
+            None
+            if initial_pool_size is None
+            else checked_size(initial_pool_size, "initial_pool_size")
+        )
+        maximum = (
+            None
+            if maximum_pool_size is None
+            else checked_size(maximum_pool_size, "maximum_pool_size")
+        )
         if initial is not None and maximum is not None and initial > maximum:
             raise ValueError(
                 f"initial_pool_size ({initial}) is above maximum_pool_size ({maximum})"
@@ -87,9 +98,6 @@ class PoolMemoryResource(SubAllocator):
         while sizes[-1] > nbytes:
             sizes.append(max(nbytes, sizes[-1] // 2 & -ALIGNMENT))
         return sizes
-
-    def _make_shelf(self) -> Shelf:
-        return SizeShelf()
 
     def _forget(self) -> None:
         super()._forget()

@@ -323,7 +323,11 @@ class DeviceMemoryResource(ABC):
 
     @abstractmethod
     def _give(self, piece: Piece, place: Place) -> None:
-        """Take back a piece that :meth:`_take` gave; if this raises, the caller still has it."""
+        """Take back a piece that :meth:`_take` gave.
+
+        If this raises, the caller still has it; but where it has set the piece's address to 0, it
+        is back all the same.
+        """
 
     @property
     def device(self) -> int | None:

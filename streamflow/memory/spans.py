@@ -7,13 +7,13 @@ shelf holds the free ones that one stream may use without a wait, in the order o
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Protocol
 
 from streamflow.memory.order import FreePoint
 
-__all__ = ["AddressShelf", "FifoShelf", "Region", "Shelf", "SizeShelf", "Span"]
+__all__ = ["AddressShelf", "FifoShelf", "Region", "Shelf", "SizeShelf", "Span", "find_run"]
 
 _NUM_LOOKS = 8
 """How many sizes, or spans of the request's own class, are looked at for a better choice."""
@@ -276,3 +276,21 @@ class AddressShelf:
         else:
             del self._classes[order]
             self._mask ^= 1 << order
+
+
+def find_run(regions: Iterable[Region], nbytes: int) -> list[Span] | None:
+    """Free neighbours that are ``nbytes`` together: the first such, and no more than needed."""
+    for region in regions:
+        run: list[Span] = []
+        total = 0
+        for span in region:
+            if span.shelf is None:
+                run, total = [], 0
+                continue
+            run.append(span)
+            total += span.nbytes
+            if total >= nbytes:
+                while total - run[0].nbytes >= nbytes:
+                    total -= run.pop(0).nbytes
+                return run
+    return None

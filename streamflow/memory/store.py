@@ -15,7 +15,7 @@ from typing import Any
 from streamflow.memory.order import FreePoint, StreamOrder
 from streamflow.memory.resource import ALIGNMENT
 from streamflow.memory.space import Place, Space
-from streamflow.memory.spans import Region, Shelf, Span
+from streamflow.memory.spans import Region, Shelf, Span, find_run
 from streamflow.scheduler.timeline import Timeline, needed_waits
 
 __all__ = ["NO_STREAM", "Store"]
@@ -54,7 +54,7 @@ class Store:
         keeps_points: bool = False,
     ) -> None:
         self._space = space
-        self._order = order
+        self.order = order
         self._make_shelf = make_shelf
         self._joins = joins
         self._keeps_points = keeps_points
@@ -103,7 +103,7 @@ class Store:
         if not self._joins:
             return None
         need = nbytes if alignment <= ALIGNMENT else nbytes + alignment - ALIGNMENT
-        run = self._find_run(need)
+        run = find_run(self.regions.values(), need)
         if run is None:
             return None
         points = tuple(point for span in run for point in span.points)
@@ -203,52 +203,13 @@ class Store:
     def drop(self, points: tuple[FreePoint, ...]) -> None:
         """Nobody comes after these any more."""
         for point in points:
-            self._order.drop(self._space, point)
-
-    # -- telling -----------------------------------------------------------------------------
-
-    def pending_nbytes(self) -> int:
-        """Free, and not known to be passed; asks the device. A walk over what streams freed."""
-        stuck: dict[int, int] = {}  # by timeline: the first position that is not passed
-        return sum(
-            span.nbytes
-            for shelf in self.shelves.values()
-            for span in shelf.spans
-            if not all(self._is_passed(point, stuck) for point in span.points)
-        )
-
-    def free_nbytes(self) -> int:
-        """Not in use, pending or not."""
-        shelves = (self.ready, *self.shelves.values())
-        return sum(span.nbytes for shelf in shelves for span in shelf.spans)
-
-    def largest_free_nbytes(self) -> int:
-        """The longest stretch without a span in use."""
-        largest = 0
-        for region in self.regions.values():
-            run = 0
-            for span in region:
-                is_free = span.shelf is not None or (
-                    span.inside is not None and not span.inside.num_live
-                )
-                run = run + span.nbytes if is_free else 0
-                largest = max(largest, run)
-        return largest
-
-    def _is_passed(self, point: FreePoint, stuck: dict[int, int]) -> bool:
-        line, position = id(point.own.timeline), point.own.position
-        if position >= stuck.get(line, position + 1):
-            return point.is_known_passed()
-        if self._order.is_passed(point):
-            return True
-        stuck[line] = position
-        return False
+            self.order.drop(self._space, point)
 
     # -- inside ------------------------------------------------------------------------------
 
     def _find_ordered(self, place: Place, need: int) -> Span | None:
         """What needs no wait although another stream freed it; the slower half of the search."""
-        uid, is_implied = place.line.uid, self._order.is_implied
+        uid, is_implied = place.line.uid, self.order.is_implied
         for other, shelf in list(self.shelves.items()):
             if not shelf.spans:
                 del self.shelves[other]  # streams come and go
@@ -277,7 +238,7 @@ class Store:
 
     def _retire(self, shelf: Shelf) -> bool:
         """Make what has passed free for all."""
-        spans, is_passed = shelf.spans, self._order.is_passed
+        spans, is_passed = shelf.spans, self.order.is_passed
         if not spans:
             return False
         # Asking the newest may settle all of them.
@@ -296,7 +257,7 @@ class Store:
         return bool(passed)
 
     def _put_after(self, place: Place, points: tuple[FreePoint, ...]) -> None:
-        self.num_waits += self._order.put_after(place, points)
+        self.num_waits += self.order.put_after(place, points)
 
     def _shelf(self, uid: int) -> Shelf:
         shelf = self.shelves.get(uid)
@@ -379,6 +340,13 @@ class Store:
         """Those that imply the rest; the others are dropped."""
         if len(points) < 2:
             return tuple(points)
+        if len(points) == 2:  # two frees of one stream, mostly
+            one, other = points
+            if one.own.timeline is other.own.timeline:
+                if one.own.position < other.own.position:
+                    one, other = other, one
+                self.order.drop(self._space, other)
+                return (one,)
         owns = {id(own) for own in needed_waits(_NOWHERE, [point.own for point in points])}
         kept: list[FreePoint] = []
         for point in points:
@@ -386,7 +354,7 @@ class Store:
                 owns.discard(id(point.own))  # a point may be held twice
                 kept.append(point)
             else:
-                self._order.drop(self._space, point)
+                self.order.drop(self._space, point)
         return tuple(kept)
 
     def _cut(self, span: Span, nbytes: int, alignment: int) -> Span:
@@ -429,20 +397,3 @@ class Store:
         span.prev = front
         shelf.cut(span, nbytes)
         return front
-
-    def _find_run(self, need: int) -> list[Span] | None:
-        """The fewest free neighbours, from the left, that are ``need`` bytes together."""
-        for region in self.regions.values():
-            run: list[Span] = []
-            total = 0
-            for span in region:
-                if span.shelf is None:
-                    run, total = [], 0
-                    continue
-                run.append(span)
-                total += span.nbytes
-                if total >= need:
-                    while total - run[0].nbytes >= need:
-                        total -= run.pop(0).nbytes
-                    return run
-        return None

@@ -10,55 +10,31 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from logging import getLogger
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from streamflow.errors import Closed, OutOfDeviceMemory
+from streamflow.memory.figures import (
+    Figures,
+    SubAllocatorInfo,
+    free_nbytes,
+    largest_free_nbytes,
+    pending_nbytes,
+)
 from streamflow.memory.order import FreePoint, StreamOrder
 from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource, Piece
 from streamflow.memory.space import Place
 from streamflow.memory.spans import Region, Shelf, Span
 from streamflow.memory.store import NO_STREAM, Store
-from streamflow.scheduler.budget import parse_nbytes
 
-__all__ = ["SubAllocator", "SubAllocatorInfo", "checked_size", "round_up"]
+__all__ = ["SubAllocator", "round_up"]
 
 
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, slots=True)
-class SubAllocatorInfo:
-    """Where a sub-allocator's bytes are, at one moment.
-
-    ``live + free + pending = reserved``.
-    """
-
-    live_nbytes: int
-    """In use, rounding included."""
-    free_nbytes: int
-    """Free, and nothing on the device still uses it."""
-    pending_nbytes: int
-    """Freed, but the stream has not come that far."""
-    reserved_nbytes: int
-    """Taken from the upstream."""
-    largest_free_nbytes: int
-    """The longest stretch without a block in use."""
-    num_upstream_calls: int
-    """Allocations and frees asked of the upstream."""
-    num_waits: int
-    """Times a stream was made to wait for another."""
-
-    @property
-    def fragmentation(self) -> float:
-        """1 - largest / free, pending bytes counted as free; 0 where nothing is free."""
-        free = self.free_nbytes + self.pending_nbytes
-        return 1 - self.largest_free_nbytes / free if free else 0.0
-
-
-class SubAllocator(DeviceMemoryResource):
+class SubAllocator(Figures, DeviceMemoryResource):
     """Cuts memory of an upstream into blocks, and hands freed ones on in stream order.
 
     A block freed on one stream may be handed to another: it waits for that free, unless it
@@ -69,17 +45,27 @@ class SubAllocator(DeviceMemoryResource):
     upstream_mr : DeviceMemoryResource
     """
 
+    _shelf_type: ClassVar[type[Shelf]]
+    """How a free span is chosen."""
+
     def __init__(self, upstream_mr: DeviceMemoryResource, device: Any = None) -> None:
         if not isinstance(upstream_mr, DeviceMemoryResource):
             raise TypeError(f"upstream_mr takes a memory resource, found {upstream_mr!r}")
         super().__init__(upstream_mr.device if device is None else device)
+        below = upstream_mr.device
+        if below is not None and self.device != below:
+            raise ValueError(
+                f"device={self.device}, but the upstream {upstream_mr!r} has its memory on "
+                f"device {below}"
+            )
         self.upstream_mr = upstream_mr
         self.is_device_accessible = upstream_mr.is_device_accessible
         self.is_host_accessible = upstream_mr.is_host_accessible
         self._region_alignment = ALIGNMENT
         self._order = StreamOrder()
         self._is_busy = False
-        # Frees by finalisers that ran in this thread in the middle of another call.
+        # Frees by finalisers that ran in this thread in the middle of another call, and those
+        # that the device refused.
         self._late: deque[tuple[Piece, Place]] = deque()
         self._growing = threading.RLock()
         self._main: Store | None = None
@@ -107,36 +93,6 @@ class SubAllocator(DeviceMemoryResource):
         """Bytes taken from the upstream."""
         return self._reserved_nbytes
 
-    @property
-    def free_nbytes(self) -> int:
-        """Bytes that are free and that nothing on the device still uses."""
-        return self.info().free_nbytes
-
-    @property
-    def pending_nbytes(self) -> int:
-        """Bytes freed on a stream that has not come that far."""
-        return self.info().pending_nbytes
-
-    @property
-    def largest_free_nbytes(self) -> int:
-        """The longest stretch without a block in use."""
-        return self.info().largest_free_nbytes
-
-    @property
-    def fragmentation(self) -> float:
-        """1 - largest / free; 0 where nothing is free."""
-        return self.info().fragmentation
-
-    @property
-    def num_upstream_calls(self) -> int:
-        """Allocations and frees asked of the upstream."""
-        return self._num_upstream_calls
-
-    @property
-    def num_waits(self) -> int:
-        """Times a stream was made to wait for another."""
-        return sum(store.num_waits for store in self._stores())
-
     # -- what a class says -------------------------------------------------------------------
 
     @abstractmethod
@@ -150,10 +106,6 @@ class SubAllocator(DeviceMemoryResource):
     @abstractmethod
     def _growths(self, nbytes: int) -> list[int]:
         """What to ask the upstream for, the wanted first, the least that would do last. Locked."""
-
-    @abstractmethod
-    def _make_shelf(self) -> Shelf:
-        """How a free span is chosen."""
 
     def _on_region(self, region: Region) -> None:
         """New memory has come. Locked."""
@@ -192,6 +144,11 @@ class SubAllocator(DeviceMemoryResource):
             self._is_busy = True
             try:
                 self._put_back(piece, place)
+            except BaseException:
+                # Freed all the same, once somebody calls again.
+                piece.address = 0
+                self._late.append((piece, place))
+                raise
             finally:
                 self._is_busy = False
             if self._late:
@@ -212,11 +169,18 @@ class SubAllocator(DeviceMemoryResource):
         region.store.give(span, point)
 
     def _give_late(self) -> None:
+        """Free what could not be freed at its moment. Called with the lock held."""
+        failed: list[tuple[Piece, Place]] = []
         while self._late:
             piece, place = self._late.popleft()
-            space = self._space
-            if space is not None:  # else it is gone with its device
-                self._give_or_keep(piece, space, place)
+            self._is_busy = True
+            try:
+                self._put_back(piece, place)
+            except Exception:  # still; whoever freed it was told
+                failed.append((piece, place))
+            finally:
+                self._is_busy = False
+        self._late.extend(failed)
 
     def _take_slowly(self, place: Place, nbytes: int, alignment: int, asked_nbytes: int) -> Span:
         span = self._grow(place, nbytes, alignment)
@@ -282,6 +246,7 @@ class SubAllocator(DeviceMemoryResource):
         that comes after them.
         """
         super().trim()
+        self._locked(lambda: None)  # what comes late is free then
         while True:
             taken = self._locked(self._take_unused)
             if taken is None:
@@ -303,7 +268,8 @@ class SubAllocator(DeviceMemoryResource):
             self._locked(lambda: self._order.put_after(place, points))
             self._give_up(piece, place)
         except BaseException:
-            self._locked(lambda: self._put_region_back(piece, points))
+            if piece.address:  # else it is back all the same
+                self._locked(lambda: self._put_region_back(piece, points))
             raise
         self._locked(lambda: self._store().drop(points))
 
@@ -359,7 +325,7 @@ class SubAllocator(DeviceMemoryResource):
 
     def _make_store(self) -> Store:
         assert self._space is not None
-        return Store(self._space, self._order, self._make_shelf)
+        return Store(self._space, self._order, self._shelf_type)
 
     def _stores(self) -> list[Store]:
         return [] if self._main is None else [self._main]
@@ -384,19 +350,16 @@ class SubAllocator(DeviceMemoryResource):
 
     def _take_info(self) -> SubAllocatorInfo:
         stores = self._stores()
-        pending = sum(store.pending_nbytes() for store in stores)
+        pending = sum(map(pending_nbytes, stores))
         return SubAllocatorInfo(
             live_nbytes=self._live_nbytes,
-            free_nbytes=self._num_free(stores) - pending,
+            free_nbytes=sum(map(free_nbytes, stores)) - pending,
             pending_nbytes=pending,
             reserved_nbytes=self._reserved_nbytes,
-            largest_free_nbytes=max((store.largest_free_nbytes() for store in stores), default=0),
+            largest_free_nbytes=max(map(largest_free_nbytes, stores), default=0),
             num_upstream_calls=self._num_upstream_calls,
-            num_waits=self.num_waits,
+            num_waits=sum(store.num_waits for store in stores),
         )
-
-    def _num_free(self, stores: list[Store]) -> int:
-        return sum(store.free_nbytes() for store in stores)
 
     def _describe_shortage(self, nbytes: int) -> str:
         found = self.info()
@@ -406,22 +369,6 @@ class SubAllocator(DeviceMemoryResource):
             f"device and {found.free_nbytes} free, the largest hole of {found.largest_free_nbytes};"
             f" {self.upstream_mr!r} has no more; free blocks, or raise the limit"
         )
-
-
-def checked_size(size: int | str | None, name: str) -> int | None:
-    """A size in bytes, 0 included, as an int or such as ``"1GiB"``; None stays.
-
-    Raises
-    ------
-    TypeError, ValueError
-        It is none.
-    """
-    if size is None or (size == 0 and not isinstance(size, (bool, str))):
-        return size
-    try:
-        return parse_nbytes(size)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from None
 
 
 def round_up(nbytes: int, multiple: int = ALIGNMENT) -> int:

@@ -289,11 +289,14 @@ class Submit(ABC):
             ``dst`` is, as in :meth:`get`.
         stream, after
             As in :meth:`put`; the default lane is that of the copy's direction, and a
-            compute lane within a device and between two.
+            compute lane within a device and directly between two.
 
         Ordering
         --------
-        After the last write of ``src`` and every use of ``dst``, on both devices.
+        After the last write of ``src`` and every use of ``dst``, on both devices. Between
+        devices it goes directly where one may access the other's pool
+        (:meth:`MemoryPool.set_access`), else through pinned memory: on the lane ``d2h`` of the
+        one and ``h2d`` of the other, in chunks that overlap. It is one op all the same.
 
         Raises
         ------

@@ -25,6 +25,8 @@ BENCHMARKS = {
     "P3": "p03_waiting",
     "P4P5": "p04_p05_copies",
     "P7": "p07_memory",
+    "suballocators": "p07_suballocators",
+    "fragmentation": "fragmentation",
     "P10": "p10_awaits",
     "P12": "p12_simulator",
     "P13": "p13_import",

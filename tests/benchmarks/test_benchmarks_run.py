@@ -15,7 +15,10 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["P1", "P2", "P3", "P4P5", "P7", "P10", "P12", "P13", "R4R7", "overhead", "calibration"],
+    [
+        *("P1", "P2", "P3", "P4P5", "P7", "P10", "P12", "P13", "R4R7"),
+        *("overhead", "calibration", "suballocators", "fragmentation"),
+    ],
 )
 def test_it_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tests.benchmarks.run import main

@@ -77,6 +77,12 @@ async def turns(num: int = 20) -> None:
         await anyio.lowlevel.checkpoint()
 
 
+def wanted(*ops: Any) -> None:
+    """Have somebody want the end of ``ops``: virtual time passes only then."""
+    for op in ops:
+        op.add_done_callback(lambda _: None)
+
+
 async def until(is_so: Callable[[], object]) -> None:
     """Let the loop go round until ``is_so()``."""
     with anyio.fail_after(20):

@@ -85,7 +85,7 @@ def test_c16_a_dropped_block_is_freed_after_its_uses(
                 dev._core.backend.synchronize_blocking()
                 dev._core.space.wait_released_blocking()
             assert used_nbytes(dev, resource) == 0
-            if dev.sim is not None:
+            if dev.backend == "sim":
                 assert dev.sim.races == ()
 
     run(main)
@@ -107,7 +107,7 @@ def test_c17_resource_stream_device_and_block_go_in_any_order(
         dev = open_device()
         await dev.__aenter__()
         backend, space = dev._core.backend, dev._core.space
-        before = backend.memory_info()[0] if dev.sim is not None else None
+        before = backend.memory_info()[0] if dev.backend == "sim" else None
 
         def allocate() -> dict[str, Any]:
             resource, stream = make(), dev.stream("S")

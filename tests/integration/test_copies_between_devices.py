@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from concurrent.futures import Future
 
 import anyio
 import numpy as np
 import pytest
-from support import configured, error_of, turns, until, virtual
+from support import configured, error_of, turns, until, virtual, wanted
 
 import streamflow as sf
 from streamflow.backends.memory import PoolAccess
@@ -153,10 +154,11 @@ def test_c6_the_copy_is_ordered_on_both_devices(run, add_one, way, asked):
             op = dev.copy(y, x)
             one.fill(x, 9)  # waits for the read of x
             later = two.launch(add_one, y, num)
-            await turns()
+            wanted(op, later)
+            await turns(50)
             assert not op.done()
             gates[0].release()
-            await turns()
+            await turns(50)
             assert not op.done()  # y is still being read
             assert not later.done()
             gates[1].release()
@@ -204,10 +206,11 @@ def test_a_stream_keeps_its_order_around_the_copy(run, add_one, asked):
             dev.launch(add_one, z, 4, stream=stream)
             op = dev.copy(y, x, stream=stream)
             end = stream.record()
-            await turns()
+            wanted(op)
+            await turns(50)
             assert counted(other)["copy_h2d" if asked == "source" else "copy_d2h"] == 1
             far.release()
-            await turns()
+            await turns(50)
             assert not op.done()
             gate.release()
             await op
@@ -215,12 +218,34 @@ def test_a_stream_keeps_its_order_around_the_copy(run, add_one, asked):
             op = dev.copy(y, x, stream=stream)
             last = dev.launch(add_one, z, 4, stream=stream)
             await end
-            await turns()
+            wanted(op, last)
+            await turns(50)
             assert not op.done()
             assert not last.done()  # program order: after the whole copy
             far.release()
             await last
             assert op.done()
+
+    run(main)
+
+
+def test_what_a_stream_copies_is_read_after_its_earlier_work(run, add_one):
+    async def main():
+        one, two = pair()
+        async with one, two:
+            x, y, z = one.put(np.arange(4.0)), two.zeros(4), two.zeros(4, np.float32)
+            await sf.gather(x.ready, y.ready, z.ready)
+            stream = two.stream()
+            gate = two.sim.gate(stream)
+            two.launch(add_one, z, 4, stream=stream)
+            op = two.copy(y, x, stream=stream)
+            overwritten = one.fill(x, 9)
+            wanted(overwritten)
+            await turns(50)
+            assert not overwritten.done()  # x has not been read
+            gate.release()
+            await sf.gather(op, overwritten)
+            assert (await two.get(y)).tolist() == [0, 1, 2, 3]
 
     run(main)
 
@@ -353,10 +378,11 @@ def test_a_copy_that_has_begun_to_write_cannot_be_cancelled(run, asked):
 
 
 @pytest.mark.parametrize("asked", ["source", "destination"])
+@pytest.mark.parametrize("budget", [CHUNK, 2 * CHUNK])  # for no block, and for one of two
 @pytest.mark.parametrize("nbytes", [100, 3 * CHUNK])
-def test_with_no_pinned_memory_to_spare_it_goes_through_pageable_memory(run, asked, nbytes):
+def test_with_no_pinned_memory_to_spare_it_goes_through_pageable_memory(run, asked, nbytes, budget):
     async def main():
-        one, two = pair(staging_in_nbytes=CHUNK * 2, pinned_budget_nbytes=1 << 16)
+        one, two = pair(staging_in_nbytes=CHUNK * 2, pinned_budget_nbytes=budget)
         async with one, two:
             data = np.random.default_rng(1).integers(0, 255, nbytes, np.uint8)
             x, y = one.put(data), two.zeros(nbytes, np.uint8)
@@ -365,6 +391,7 @@ def test_with_no_pinned_memory_to_spare_it_goes_through_pageable_memory(run, ask
             op = dev.copy(y, x, stream=stream)
             assert op._core is dev._core
             await op
+            assert one.pinned.counted_nbytes == two.pinned.counted_nbytes == 0
             assert (await two.get(y)).tobytes() == data.tobytes()
 
     run(main)
@@ -547,5 +574,25 @@ def test_a_copy_in_flight_keeps_no_array_alive(run, way, asked):
             await op
             for dev, array in zip((one, two), again, strict=True):
                 assert set((await dev.get(array)).tolist()) == {1}
+
+    run(main)
+
+
+@pytest.mark.parametrize("asked", ["source", "destination"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_future_that_is_cancelled_cancels_the_copy(run, way, asked):
+    async def main():
+        one, two = pair(staging_in_nbytes=CHUNK)
+        async with one, two:
+            prepare(way, one, two)
+            x, y = one.zeros(3 * CHUNK, np.uint8), two.zeros(3 * CHUNK, np.uint8)
+            future: Future[None] = Future()
+            op = (one if asked == "source" else two).copy(y, x, after=future)
+            await turns()
+            future.cancel()
+            assert isinstance(await error_of(op), sf.OpCancelled)
+            two.fill(y, 1)
+            assert set((await two.get(y)).tolist()) == {1}
+            assert counted(one)["copy_d2h"] == 0
 
     run(main)

@@ -105,7 +105,7 @@ class SubAllocation(RuleBasedStateMachine):
         block, on = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
         try:
             self.resource.deallocate(block, stream=on)
-        except OutOfDeviceMemory:  # it is made later: by the next call, here
+        except OutOfDeviceMemory:  # the upstream's own block; the next call tries again
             assert self.kind == "binning"
             self.resource._drain()
 

@@ -21,6 +21,7 @@ from streamflow.backends.cuda.fills import Copy, Row, plan_fill
 from streamflow.backends.cuda.kernels import KernelLoader
 from streamflow.backends.cuda.pools import PoolVerbs
 from streamflow.backends.cuda.streams import StreamTable
+from streamflow.backends.memory import FILL_REFUSED, MemoryKind
 from streamflow.errors import DeviceError, DeviceLost, StreamflowError
 
 __all__ = ["CudaBackend"]
@@ -237,12 +238,15 @@ class CudaBackend(PoolVerbs):
     ) -> None:
         """Copy by addresses alone what was refused, or raise ``error``.
 
-        A device may read plain host memory, but calls that name the sides of a copy take only
-        what the driver knows to lie on a device.
+        Calls that name the sides of a copy take only what the driver knows to lie on a device:
+        not a pool on the host, nor the host's plain memory, which a device may read all the same.
         """
-        if (
-            error.code != "CUDA_ERROR_INVALID_VALUE"
-            or not self.memory_support().has_pageable_access
+        if error.code != "CUDA_ERROR_INVALID_VALUE" or not (
+            self.memory_support().has_pageable_access
+            or all(
+                self.pointer_attributes(address).kind is not MemoryKind.UNREGISTERED
+                for address in (dst, src)
+            )
         ):
             raise error
         (again,) = driver.cuMemcpyAsync(dst, src, nbytes, self._streams[stream])
@@ -276,8 +280,14 @@ class CudaBackend(PoolVerbs):
                     step.address, step.pitch, step.value, 1, step.num_values, handle
                 )
             if error:
+                self._check_fillable(dst)
                 raise DriverCallError(error, "cuMemset")
         return len(steps)
+
+    def _check_fillable(self, dst: int) -> None:
+        known = self.pointer_attributes(dst)
+        if known.kind is MemoryKind.HOST and known.pool is not None:
+            raise DeviceError(FILL_REFUSED)
 
     # -- kernels -------------------------------------------------------------------
     def load_kernel(self, spec: KernelSpec, /) -> Any | None:

@@ -141,6 +141,14 @@ def find(address: int) -> HostBlock | None:
         return _find(address)
 
 
+def is_of_host_pool(address: int) -> bool:
+    """Whether ``address`` lies in memory of a pool on the host, which is not filled."""
+    if address >> 48:  # a device's: no need to look
+        return False
+    block = find(address)
+    return block is not None and block.pool is not None and block.kind is HostKind.PINNED
+
+
 def hold(address: int, nbytes: int) -> HostBlock:
     """The block that holds these bytes, marked as used until its ``drop``.
 

@@ -185,14 +185,15 @@ class PoolRulesContract(Harness):
             return
         pool, other = make(backend), backend.create_stream()
         host, view = rig.pinned(nbytes)
+        old, new = rig.put(np.full(nbytes, 0x51, np.uint8)), rig.put(np.full(nbytes, 255, np.uint8))
         address = backend.allocate(pool, nbytes, rig.stream)
-        backend.fill(address, b"\x51", nbytes, rig.stream)
+        backend.copy_d2d(address, old, nbytes, rig.stream)
         rig.finish()
         with self.stall(rig, rig.stream):
             backend.copy_d2h(host, address, nbytes, rig.stream)
             backend.deallocate(address, rig.stream)
             fresh = backend.allocate(pool, nbytes, other)
-            backend.fill(fresh, b"\xff", nbytes, other)
+            backend.copy_d2d(fresh, new, nbytes, other)
             settle(backend)
         rig.finish()
         assert (view == 0x51).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -514,6 +515,8 @@ def test_a_copy_that_is_refused_either_way_is_an_error(
     fake.device_attributes[ASK.CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS] = int(is_readable)
     fake.answers["cuMemcpyAsync"] = lambda *args: (INVALID,)
     device = _device(fake, monkeypatch)
+    unknown = SimpleNamespace(kind=MemoryKind.UNREGISTERED)
+    monkeypatch.setattr(device, "pointer_attributes", lambda address: unknown)
     with pytest.raises(DriverCallError, match="cuMemcpyHtoDAsync"):
         device.copy_h2d(0x10, 0x20, 9, "s")
     assert bool(fake.made("cuMemcpyAsync")) is is_readable

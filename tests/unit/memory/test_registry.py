@@ -11,9 +11,9 @@ from weakref import ref
 import anyio
 import anyio.lowlevel
 import pytest
-from streamflow.memory.leaves import CudaMemoryResource
 
 from streamflow.memory import registry
+from streamflow.memory.leaves import CudaMemoryResource
 from streamflow.memory.registry import (
     get_current_device_resource,
     get_per_device_resource,
