@@ -7,7 +7,6 @@ from enum import Enum
 from typing import Any
 
 __all__ = [
-    "FILL_REFUSED",
     "Location",
     "MemoryAdvice",
     "MemoryKind",
@@ -17,11 +16,6 @@ __all__ = [
     "PoolAttribute",
     "PoolInfo",
 ]
-
-FILL_REFUSED = (
-    "a fill can't write memory of a pool on the host, which the driver's memset refuses: "
-    "write it by a kernel, or copy to it"
-)
 
 
 @dataclass(frozen=True, slots=True)

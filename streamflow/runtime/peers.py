@@ -139,10 +139,11 @@ class _Ring:
             parking.drop(parked, self._core.lose(error, f"pinning {self.nbytes} bytes"))
 
     def _retired(self, op: Op[Any], before: Op[Any] | None) -> None:
-        if before is not None and before._state is OpState.SUBMITTED:
-            before._core.reap(before.ticket.timeline)
-        if before is not None and before._state not in FINAL:
-            before._core.want(before)
+        if before is not None and before._core.is_here():  # else its loop has ended (C12)
+            if before._state is OpState.SUBMITTED:
+                before._core.reap(before.ticket.timeline)
+            if before._state not in FINAL:
+                before._core.want(before)
         if op.ticket.failure is None:
             self.release()
         else:  # it may be running still
@@ -289,8 +290,8 @@ class _Relay:
 
     def _ended(self, op: Op[Any]) -> None:
         error = op._error
-        if error is None or self._has_failed:
-            return
+        if error is None or self._has_failed or not self._core.is_here():
+            return  # where the loop has ended, each device ends its own ops (C12)
         self._has_failed = True
         if op is not self._seen:
             self._move_failure(op, error)

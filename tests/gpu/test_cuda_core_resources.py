@@ -137,7 +137,7 @@ def test_cuda_cores_resource_is_an_upstream_of_ours(name: str, pooled: bool) -> 
         assert len({block.address for block in blocks}) == 3
         for block in blocks:
             assert block.address % 256 == 0
-            if name != "pinned pool":  # which is one on the host: no fill
+            if name != "pinned pool":  # theirs lets no device in: a memset is refused
                 backend.fill(block.address, b"\x07", NBYTES, raw)
         for block in blocks:
             resource.deallocate(block, stream=stream)

@@ -189,7 +189,7 @@ def test_a_deferred_free_does_not_wait_for_the_device() -> None:
             stream, busy = dev.stream("S"), dev.stream("busy")
             warm = resource.allocate(NBYTES, stream=stream)
             add_one(dev, warm.address, stream.backend_stream)
-            await stream.synchronize()
+            await dev.launch(SPIN, 0.0, grid=1, block=1, stream=stream)  # compiled from now on
             dev.launch(SPIN, 0.5, grid=1, block=1, stream=busy)
             dev.launch(SPIN, 0.2, grid=1, block=1, stream=stream)
             done = busy.record()

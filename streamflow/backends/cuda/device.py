@@ -21,7 +21,7 @@ from streamflow.backends.cuda.fills import Copy, Row, plan_fill
 from streamflow.backends.cuda.kernels import KernelLoader
 from streamflow.backends.cuda.pools import PoolVerbs
 from streamflow.backends.cuda.streams import StreamTable
-from streamflow.backends.memory import FILL_REFUSED, MemoryKind
+from streamflow.backends.memory import MemoryKind
 from streamflow.errors import DeviceError, DeviceLost, StreamflowError
 
 __all__ = ["CudaBackend"]
@@ -280,14 +280,8 @@ class CudaBackend(PoolVerbs):
                     step.address, step.pitch, step.value, 1, step.num_values, handle
                 )
             if error:
-                self._check_fillable(dst)
                 raise DriverCallError(error, "cuMemset")
         return len(steps)
-
-    def _check_fillable(self, dst: int) -> None:
-        known = self.pointer_attributes(dst)
-        if known.kind is MemoryKind.HOST and known.pool is not None:
-            raise DeviceError(FILL_REFUSED)
 
     # -- kernels -------------------------------------------------------------------
     def load_kernel(self, spec: KernelSpec, /) -> Any | None:

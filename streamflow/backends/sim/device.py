@@ -15,7 +15,6 @@ from streamflow.backends.base import (
     KernelSpec,
     Parameter,
 )
-from streamflow.backends.memory import FILL_REFUSED
 from streamflow.backends.sim import host_memory
 from streamflow.backends.sim.checksum import checksum
 from streamflow.backends.sim.command import (
@@ -250,8 +249,6 @@ class SimDevice(MemoryVerbs, PoolVerbs):
         if len(pattern) not in _PATTERN_SIZES:
             raise ValueError(f"a pattern has 1, 2, 4, 8 or 16 bytes, found {len(pattern)}")
         _check_nbytes(count)
-        if host_memory.is_of_host_pool(dst):
-            raise DeviceError(FILL_REFUSED)
         self._submit("fill", Fill(stream, self.gpu.compute, dst, pattern, count))
         return 1
 

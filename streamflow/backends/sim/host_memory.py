@@ -20,7 +20,16 @@ from streamflow.errors import DeviceError, OutOfDeviceMemory
 if TYPE_CHECKING:
     from streamflow.backends.sim.pool import SimPool
 
-__all__ = ["HostBlock", "HostKind", "HostSpace", "allocate", "find", "free", "hold", "num_blocks"]
+__all__ = [
+    "HostBlock",
+    "HostKind",
+    "HostSpace",
+    "allocate",
+    "find",
+    "free",
+    "hold",
+    "num_blocks",
+]
 
 _PAGE_NBYTES = mmap.PAGESIZE
 
@@ -139,14 +148,6 @@ def find(address: int) -> HostBlock | None:
     """The block that ``address`` lies in."""
     with _lock:
         return _find(address)
-
-
-def is_of_host_pool(address: int) -> bool:
-    """Whether ``address`` lies in memory of a pool on the host, which is not filled."""
-    if address >> 48:  # a device's: no need to look
-        return False
-    block = find(address)
-    return block is not None and block.pool is not None and block.kind is HostKind.PINNED
 
 
 def hold(address: int, nbytes: int) -> HostBlock:
