@@ -42,6 +42,7 @@ class Waiter:
         "called_s",
         "context",
         "error",
+        "has_ended",
         "make",
         "nbytes",
         "origin",
@@ -61,14 +62,12 @@ class Waiter:
         self.task: object = core.shell.task()
         self.array: DeviceArray | None = None
         self.error: BaseException | None = None
+        self.has_ended = False
         self.wake: Callable[[], None] | None = None
-
-    @property
-    def has_ended(self) -> bool:
-        return self.array is not None or self.error is not None
 
     def end(self) -> None:
         """It has its array, or its error."""
+        self.has_ended = True
         if self.wake is not None:
             self.wake()
 
