@@ -144,7 +144,7 @@ class PinnedHostMemoryResource(DeferringMemoryResource):
 
     def _allocate(self, nbytes: int, alignment: int, place: Place) -> tuple[int, int]:
         capacity = padded(nbytes, alignment)
-        return place.backend.allocate_pinned_blocking(capacity), capacity
+        return place.backend.allocate_mapped_blocking(capacity), capacity
 
     def _free_blocking(self, backend: Backend, base: int) -> None:
         backend.free_pinned_blocking(base)
