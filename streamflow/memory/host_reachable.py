@@ -9,8 +9,8 @@ from streamflow.backends.memory import Location, MemoryAdvice
 from streamflow.errors import DeviceError
 from streamflow.memory.current import checked_device
 from streamflow.memory.leaf import DeferringMemoryResource, padded
-from streamflow.memory.resource import ALIGNMENT, Block
-from streamflow.memory.sizes import checked_size
+from streamflow.memory.resource import Block
+from streamflow.memory.sizes import ALIGNMENT, checked_size
 from streamflow.memory.space import Place
 
 __all__ = [
