@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import types
 from functools import partial
 from types import SimpleNamespace
 from weakref import ref
@@ -495,5 +496,41 @@ def test_equal_resources_with_limits_of_their_own_do_not_hold_each_other_up(run)
             x = await dev.alloc(8 * MIB, np.uint8, memory=b)
             assert x.nbytes == 8 * MIB
             del held
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["a weak reference", "a coroutine", "a generator"])
+def test_who_could_still_free_an_array_makes_no_circle(run, how):
+    def suspended(x):
+        yield
+        assert x.nbytes
+
+    async def waiting(x):
+        await types.coroutine(suspended)(x)
+        assert x.nbytes
+
+    async def main():
+        async with small() as dev, anyio.create_task_group() as group:
+            known = []
+
+            async def hold():
+                x = dev.empty(40 * MIB, np.uint8)
+                if how == "a weak reference":
+                    known.append(ref(x))
+                else:
+                    walk = (suspended if how == "a generator" else waiting)(x)
+                    known.append(walk)
+                    walk.send(None)
+                    del x
+                await dev.alloc(40 * MIB, np.uint8)
+
+            group.start_soon(hold)
+            await turns(50)
+            thing = known.pop()
+            if how == "a weak reference":
+                thing().free()
+            else:
+                thing.close()
 
     run(main)
