@@ -534,3 +534,50 @@ def test_who_could_still_free_an_array_makes_no_circle(run, how):
                 thing.close()
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("holder", "step"),
+    [
+        ("a pool", "trimming <PoolMemoryResource"),
+        ("a block", "freeing blocks of resources"),
+        ("a device", "arrays of this GPU's other devices"),
+    ],
+)
+def test_a_shortage_names_the_next_step(run, holder, step):
+    async def main():
+        async with small() as dev, small() as other:
+            cuda = sf.memory.CudaMemoryResource()
+            pool = sf.memory.PoolMemoryResource(cuda, 50 * MIB)
+            stream, block, x = dev.stream(), None, None
+            if holder == "a pool":
+                dev.empty(1, memory=pool).free()
+            elif holder == "a block":
+                block = cuda.allocate(50 * MIB, stream=stream)
+            else:
+                x = other.empty(50 * MIB, np.uint8)
+            with pytest.raises(sf.OutOfDeviceMemory) as caught:
+                dev.empty(40 * MIB, np.uint8)
+            assert step in caught.value.report.next_step
+            if block is not None:
+                cuda.deallocate(block, stream=stream)
+            del x
+
+    run(main)
+
+
+def test_who_has_waited_is_not_told_to_wait(run):
+    async def main():
+        async with small() as dev:
+            held = [dev.empty(40 * MIB, np.uint8)]
+            with pytest.raises(sf.OutOfDeviceMemory) as circle:
+                await dev.alloc(40 * MIB, np.uint8)
+            box = SimpleNamespace(held=held)
+            with pytest.raises(sf.DeadlineExceeded) as late:
+                await dev.alloc(40 * MIB, np.uint8, timeout=1)
+            for caught in (circle, late):
+                assert caught.value.report.next_step.startswith("dropping arrays")
+                assert "await" not in caught.value.report.next_step
+            assert box.held
+
+    run(main)
