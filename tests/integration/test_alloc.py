@@ -581,3 +581,22 @@ def test_who_has_waited_is_not_told_to_wait(run):
             assert box.held
 
     run(main)
+
+
+@pytest.mark.parametrize("num_turns", range(8))
+def test_an_array_dropped_while_the_device_drains_is_freed(run, num_turns):
+    async def main():
+        async with anyio.create_task_group() as group:
+
+            async def work(dev, size):
+                x = dev.zeros(size, np.uint8)
+                await turns(num_turns)
+                del x
+
+            async with small() as dev:
+                for k in range(4):
+                    group.start_soon(work, dev, k + 1)
+                await turns(2)
+            assert dev._core.left_behind is None
+
+    run(main)
