@@ -173,6 +173,11 @@ class MemoryQueue:
                     waiter.error = error
                     waiter.end()
 
+    def silence(self) -> None:
+        """Wake nobody any more: who waited is on a loop that ended (C12)."""
+        for waiter in self.all_waiters():
+            waiter.wake = None
+
     def all_waiters(self) -> list[Waiter]:
         """Those that have neither an array nor an error."""
         return [
@@ -185,7 +190,8 @@ class MemoryQueue:
         queue = self.waiters[id(waiter.resource)]
         queue.remove(waiter)
         if queue:
-            self._soon()  # who is first now may fit
+            if self._core.is_here():  # else the loop has ended, and this is a finaliser (C12)
+                self._soon()  # who is first now may fit
             return
         del self.waiters[id(waiter.resource)]
         if not self.waiters:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import types
@@ -600,3 +601,33 @@ def test_an_array_dropped_while_the_device_drains_is_freed(run, num_turns):
             assert dev._core.left_behind is None
 
     run(main)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_c12_a_device_whose_loop_ended_while_tasks_waited_is_given_back(caplog):
+    pool = sf.memory.PoolMemoryResource(sf.memory.CudaMemoryResource(), 20 * MIB)
+    kept = []
+
+    async def leave_behind():
+        dev = await small().__aenter__()
+        kept.append([dev.empty(40 * MIB, np.uint8), dev.empty(8 * MIB, np.uint8, memory=pool)])
+        loop = asyncio.get_running_loop()
+        kept.extend(loop.create_task(dev.alloc(40 * MIB, np.uint8)) for _ in range(2))
+        await turns(10)
+
+    async def again():
+        async with small() as dev:
+            x = await dev.alloc(40 * MIB, np.uint8)
+            y = await dev.alloc(8 * MIB, np.uint8, memory=pool)
+            assert x.nbytes > y.nbytes
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(leave_behind())
+    loop.close()
+    for task in kept[1:]:
+        task._log_destroy_pending = False
+    asyncio.run(again())
+    kept.clear()
+    del task
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "streamflow"]
