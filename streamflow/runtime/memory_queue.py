@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -170,7 +171,9 @@ class MemoryQueue:
         for queue in self.waiters.values():
             for waiter in queue:
                 if not waiter.has_ended:
-                    waiter.error = error
+                    # Its own: a traceback that several tasks share keeps their frames (C23).
+                    waiter.error = copy(error)
+                    waiter.error.__cause__ = error.__cause__
                     waiter.end()
 
     def silence(self) -> None:

@@ -314,6 +314,7 @@ def test_waiters_hear_of_the_devices_end(run, how, add_one):
                 async with dev:
                     held = dev.empty(40 * MIB, np.uint8)
                     group.start_soon(want, dev)
+                    group.start_soon(want, dev)
                     await turns(20)
                     if how == "lost":
                         dev.sim.fail(kind="launch", sticky=True)
@@ -324,7 +325,8 @@ def test_waiters_hear_of_the_devices_end(run, how, add_one):
             except sf.DeviceLost:
                 assert how == "lost"
         expected = sf.Closed if how == "closed" else sf.DeviceLost
-        assert [type(error) for error in errors] == [expected]
+        assert [type(error) for error in errors] == [expected] * 2
+        assert errors[0] is not errors[1]  # each has its own traceback
 
     run(main)
 
