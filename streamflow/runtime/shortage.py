@@ -78,16 +78,20 @@ def describe_shortage(
     resource: DeviceMemoryResource | None,
     cause: BaseException | None,
     note: str = "",
+    *,
+    has_waited: bool = False,
 ) -> OutOfDeviceMemory:
     """The error for a request that nothing could serve."""
-    report = memory_report(core, nbytes, resource)
+    report = memory_report(core, nbytes, resource, has_waited=has_waited)
     if resource is not None and cause is not None:
         note = f"the resource said: {cause}"
     return OutOfDeviceMemory(f"{report}\n  {note}" if note else str(report), report=report)
 
 
-def memory_report(core: Core, nbytes: int, resource: DeviceMemoryResource | None) -> MemoryReport:
-    """What there is now, for a request of ``nbytes``."""
+def memory_report(
+    core: Core, nbytes: int, resource: DeviceMemoryResource | None, *, has_waited: bool = False
+) -> MemoryReport:
+    """What there is now, for a request of ``nbytes``, which may have waited in vain."""
     free = core.backend.memory_info()[0]
     if resource is None:
         info = core.backend.pool_info(core.memory.pool)
@@ -120,7 +124,7 @@ def memory_report(core: Core, nbytes: int, resource: DeviceMemoryResource | None
         pending,
         tuple(behind.most_common(_NUM_TOLD)),
         name,
-        _next_step(core, nbytes, resource, hole, pending, holders),
+        _next_step(core, nbytes, resource, hole, pending, holders, has_waited),
     )
 
 
@@ -166,16 +170,35 @@ def _next_step(
     hole: int,
     pending: int,
     holders: tuple[tuple[str, int, int], ...],
+    has_waited: bool,
 ) -> str:
     if nbytes > core.backend.properties.total_memory_nbytes:
         return "a smaller array, or several: the whole device has less than that"
     if pending:
+        if has_waited:
+            return "a longer timeout: frees are pending"
         return "`await dev.alloc(...)`, which waits for the frees that are pending"
     if resource is not None and hole >= nbytes:
         return f"another resource, or a larger limit for {resource!r}: the device itself has room"
+    keeper, kept = _keeper(core, resource)
+    if keeper is not None and hole + kept >= nbytes:
+        return f"trimming {keeper!r}, which keeps {kept} bytes that nothing uses"
     if holders:
-        return (
-            f"dropping arrays, first of all those made at {holders[0][0]}, or `await "
-            "dev.alloc(...)`, which waits until somebody does"
-        )
+        step = f"dropping arrays, first of all those made at {holders[0][0]}"
+        if has_waited:
+            return step
+        return f"{step}, or `await dev.alloc(...)`, which waits until somebody does"
+    if core.space.is_shared:
+        return "freeing blocks of resources, or arrays of this GPU's other devices in this process"
     return "closing what else uses this GPU: no array of this device is alive"
+
+
+def _keeper(core: Core, asked: DeviceMemoryResource | None) -> tuple[Any, int]:
+    """Which other resource keeps most device memory for later, and how much."""
+    found: tuple[Any, int] = None, 0
+    others: list[Any] = [one for one in core.space.tenants.values() if one is not asked]
+    for other in others:
+        kept = getattr(other, "reserved_nbytes", 0) - getattr(other, "live_nbytes", 0)
+        if kept > found[1] and not other.is_host_accessible:
+            found = other, kept
+    return found
