@@ -161,6 +161,21 @@ class KindsContract(Harness):
         np.testing.assert_array_equal(rig.get(second, nbytes), expected)
         lender.give_back()
 
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
+    def test_patterns_of_every_width_reach_memory_of_every_kind(
+        self, rig: Rig, kind: str, width: int
+    ) -> None:
+        lender = _lend(rig, kind)
+        if lender is None:
+            return
+        pattern, nbytes = bytes(range(1, width + 1)), 1 << 18
+        address = lender.take(nbytes)
+        rig.backend.fill(address, pattern, nbytes // width, rig.stream)
+        found = rig.get(address, nbytes).reshape(-1, width)
+        assert (found == np.frombuffer(pattern, np.uint8)).all()
+        lender.give_back()
+
     @fidelity
     @pytest.mark.parametrize("kind", OF_BOTH_SIDES)
     def test_the_host_reaches_what_both_sides_reach(self, rig: Rig, kind: str) -> None:
