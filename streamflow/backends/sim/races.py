@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -209,9 +210,14 @@ class RaceChecker(Watcher):
         stream.clock = merged
         stream.epoch = max(stream.epoch, epoch)
 
+    def ended(self, streams: Iterable[SimStream]) -> None:
+        """Nothing runs on these any more, nor will: their device is lost or closed."""
+        self._known.difference_update(stream.id for stream in streams)
+
     def _forget_streams(self) -> None:
         """Drop what is known of streams that are gone; their uses count as ordered."""
-        streams = [stream for gpu in self._world.gpus.values() for stream in gpu.streams]
+        gpus = [gpu for gpu in self._world.gpus.values() if gpu.fault is None]
+        streams = [stream for gpu in gpus for stream in gpu.streams]
         self._known = alive = {stream.id for stream in streams}
         # Seldom enough to cost nothing, however many there are.
         self._num_known_max = max(_NUM_STREAMS_MAX, 2 * len(alive))
