@@ -75,6 +75,7 @@ class HostBlock(Block):
         self.num_uses = 0
         self.shadow = Shadow(nbytes)  # for the race checker
         if pool is None:
+            self.shadow.by_world = {}
             self.nbytes = self.used_nbytes = nbytes
             self.is_live = True
 

@@ -269,6 +269,7 @@ class RaceChecker(Watcher):
     def freed_by_host(self, shadow: Shadow, device_index: int) -> None:
         """A free that waits for nothing: the caller must have seen every use end."""
         actor, use = self.actor(), HostUse(self, "free", "frees")
+        shadow = shadow.of(self.serial)
         if shadow.allocated is not None and not self._is_over(shadow.allocated, actor):
             self._tell_dead(shadow, use, 0, shadow.nbytes, device_index)
         for start, segment in zip(shadow.starts, shadow.segments, strict=True):
@@ -288,6 +289,8 @@ class RaceChecker(Watcher):
             if use is None:
                 verb = "writes" if writes else "reads"
                 use = uses[writes] = Use(self, command, verb, uses[not writes])
+            if shadow.by_world is not None:
+                shadow = shadow.of(self.serial)
             stop = min(offset + nbytes, shadow.nbytes)
             if offset < stop:  # else the machine will fault
                 self._use(shadow, offset, stop, use, stream, reads, writes)
@@ -300,7 +303,7 @@ class RaceChecker(Watcher):
         """
         with self._lock:
             actor = self.actor()
-            for write in shadow.writes(start, stop):
+            for write in shadow.of(self.serial).writes(start, stop):
                 if write is not None and not self._is_over(write, actor):
                     return None
         return Use(self, command, "reads")
