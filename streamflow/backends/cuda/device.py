@@ -301,7 +301,9 @@ class CudaBackend(PoolVerbs):
             if isinstance(step, Row):
                 (error,) = _SETS[step.width](step.address, step.value, step.num_values, handle)
             elif isinstance(step, Copy):
-                (error,) = driver.cuMemcpyDtoDAsync(step.address, step.source, step.nbytes, handle)
+                # As copy_d2d: a pool on the host can be set, but is no side of a named copy.
+                self.copy_d2d(step.address, step.source, step.nbytes, stream)
+                continue
             else:
                 (error,) = driver.cuMemsetD2D32Async(
                     step.address, step.pitch, step.value, 1, step.num_values, handle

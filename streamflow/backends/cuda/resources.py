@@ -64,7 +64,12 @@ class ResourceForCudaCore(MemoryResource):  # type: ignore[misc] # cuda.core is 
         address: int = block.address
         if address:
             self._blocks[address] = block
-        return Buffer.from_handle(address, size, mr=self, stream=stream)
+        try:
+            return Buffer.from_handle(address, size, mr=self, stream=stream)
+        except BaseException:
+            if self._blocks.pop(address, None) is not None:
+                self._resource.deallocate_later(block, stream=stream)
+            raise
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any) -> None:
         """Take a buffer's memory back. Called by cuda.core, also from finalisers."""

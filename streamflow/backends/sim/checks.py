@@ -11,7 +11,6 @@ from streamflow.errors import Closed, DeviceError, StreamflowError
 if TYPE_CHECKING:
     from streamflow.backends.sim.controls import Controls
     from streamflow.backends.sim.machine import Gpu, World
-    from streamflow.backends.sim.pool import SimPool
     from streamflow.backends.sim.stream import SimStream
 
 __all__ = ["Checks"]
@@ -26,7 +25,6 @@ class Checks:
     counts: Counter[str]
     stop: Callable[[], StreamflowError] | None
     _controls: Controls
-    _pools: list[SimPool]
 
     def _check(self) -> None:
         if self.stop is not None:

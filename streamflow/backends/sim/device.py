@@ -24,6 +24,7 @@ from streamflow.backends.sim.command import (
     CopyH2D,
     CopyPeer,
     Fill,
+    Free,
     Launch,
 )
 from streamflow.backends.sim.controls import Controls
@@ -31,7 +32,6 @@ from streamflow.backends.sim.event import SimEvent
 from streamflow.backends.sim.kernel import LaunchConfig, SimArray, SimKernel
 from streamflow.backends.sim.machine import Gpu
 from streamflow.backends.sim.memory_verbs import MemoryVerbs
-from streamflow.backends.sim.pool import SimPool
 from streamflow.backends.sim.pool_verbs import PoolVerbs
 from streamflow.backends.sim.stream import SimStream
 from streamflow.backends.sim.worlds import enter_world, leave_world
@@ -89,7 +89,6 @@ class SimDevice(MemoryVerbs, PoolVerbs):
         self.index = index
         self._loop_key = loop_key
         self._is_closed = False
-        self._pools: list[SimPool] = []
         self.world = world = enter_world(settings, loop_key)
         self.checker = world.watcher
         self.is_virtual = world.is_virtual
@@ -132,7 +131,10 @@ class SimDevice(MemoryVerbs, PoolVerbs):
         self._check()
 
     def close(self) -> None:
-        """Drop queued work and give all memory back; pinned memory stays. Never blocks."""
+        """Drop queued work, and give all memory back with the last device of the GPU.
+
+        Pinned memory stays. Never blocks.
+        """
         world, gpu = self.world, self.gpu
         with world.lock:
             if self._is_closed:
@@ -142,21 +144,17 @@ class SimDevice(MemoryVerbs, PoolVerbs):
             self._controls.end_stalls()
             self.stop = _make_closed_error
             mine = [stream for stream in gpu.sorted_streams() if stream.device is self]
+            frees = [c for stream in mine for c in stream.queue if isinstance(c, Free)]
             world.abandon(mine)
             for stream in mine:
                 gpu.streams.discard(stream)
-            siblings = [device for device in gpu.devices if device is not self]
-            if siblings:  # resources serve every device of one GPU: their pools go on
-                siblings[0]._pools += [pool for pool in self._pools if not pool.is_destroyed]
-                self._pools = [pool for pool in self._pools if pool.is_destroyed]
-            for pool in self._pools:
-                if gpu.current_pool is pool:
-                    gpu.current_pool = None
-                pool.abandon()
-                if pool in gpu.pools:
-                    gpu.pools.remove(pool)
             gpu.devices.remove(self)
-            if not gpu.devices:
+            if gpu.devices:  # resources serve every device of one GPU: their pools go on
+                for command in frees:
+                    command.settle(0.0)
+            else:
+                for pool in gpu.pools:
+                    pool.abandon()
                 del world.gpus[self.index]
         leave_world(world, self._loop_key)
 

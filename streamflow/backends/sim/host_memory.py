@@ -75,11 +75,12 @@ class HostBlock(Block):
         self.num_uses = 0
         self.shadow = Shadow(nbytes)  # for the race checker
         if pool is None:
+            self.shadow.by_world = {}
             self.nbytes = self.used_nbytes = nbytes
             self.is_live = True
 
     def bytes_at(self, address: int, nbytes: int) -> Bytes:
-        """A part, for a copy that runs."""
+        """A part, for a copy that runs; whose device needs no access, as on an H200."""
         if self.pool is not None:
             self.check(address, nbytes, self.pool.gpu.index, True)
         offset = address - self.address
@@ -123,8 +124,8 @@ def allocate(nbytes: int, kind: HostKind = HostKind.PINNED, alignment: int = 1) 
     return _register(HostBlock(kind, nbytes, alignment, None)).address
 
 
-def free(address: int, kind: HostKind = HostKind.PINNED) -> None:
-    """Unregister a block; its memory goes once no ndarray over it is left.
+def free(address: int, kind: HostKind = HostKind.PINNED) -> HostBlock:
+    """Unregister a block, and return it; its memory goes once no ndarray over it is left.
 
     Raises
     ------
@@ -142,6 +143,7 @@ def free(address: int, kind: HostKind = HostKind.PINNED) -> None:
             )
         block.is_live = False
         _forget(address)
+        return block
 
 
 def find(address: int) -> HostBlock | None:

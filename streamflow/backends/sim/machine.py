@@ -146,6 +146,14 @@ class Gpu:
         """Streams in the order they were made: a weak set's own order differs between runs."""
         return sorted(self.streams, key=lambda stream: stream.ordinal)
 
+    def reclaim(self, nbytes: int) -> None:
+        """Have pools give back what they keep, until ``nbytes`` are free, as a driver does."""
+        for pool in self.pools:
+            if self.memory.free_nbytes >= nbytes:
+                return
+            if pool.kind is None:
+                pool.release_to(0)
+
     def on_synchronised(self) -> None:
         """A thread has waited for the device: pools give back what exceeds their threshold."""
         for pool in self.pools:
@@ -473,6 +481,8 @@ class World:
             stream.num_done = stream.num_submitted
             stream.num_work = 0
             self._release(stream)
+        if self.races is not None:
+            self.races.ended(streams)
         self.settle(self.reached_s())
 
     # -- blocking ----------------------------------------------------------------------

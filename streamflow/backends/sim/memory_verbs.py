@@ -50,9 +50,7 @@ class MemoryVerbs(Checks):
         memory = self.gpu.memory
         with self.world.lock:
             capacity = round_up(nbytes)
-            if capacity > memory.free_nbytes:
-                for pool in self.gpu.pools:  # as a driver does before it gives up
-                    pool.release_to(0)
+            self.gpu.reclaim(capacity)
             if capacity > memory.free_nbytes:
                 raise OutOfDeviceMemory(
                     f"wanted {nbytes} bytes on simulated device {self.index}, which has "
@@ -90,7 +88,6 @@ class MemoryVerbs(Checks):
             injected = self._consult_rules("free", "free linear")
             if injected is not None:
                 raise injected
-            self._tell_free(block)
             if block.pool is not None:
                 block.pool.take_back(block)
             elif isinstance(block, HostBlock):
@@ -98,6 +95,7 @@ class MemoryVerbs(Checks):
             else:
                 self.gpu.memory.on_free(block)
                 self.gpu.memory.release(block)
+            self._tell_free(block)
 
     def allocate_system(self, nbytes: int, alignment: int, /) -> int:
         self.counts["allocate_system"] += 1
@@ -109,11 +107,7 @@ class MemoryVerbs(Checks):
     def free_system(self, address: int, /) -> None:
         """As :meth:`free_linear_blocking`; also after the device was closed."""
         self.counts["free_system"] += 1
-        with self.world.lock:
-            block = host_memory.find(address)
-            if block is not None and block.address == address and self.stop is None:
-                self._tell_free(block)
-            host_memory.free(address, HostKind.SYSTEM)
+        self._free_host(address, HostKind.SYSTEM)
 
     def allocate_pinned_blocking(self, nbytes: int, /) -> int:
         self.counts["allocate_pinned_blocking"] += 1
@@ -125,7 +119,7 @@ class MemoryVerbs(Checks):
 
     def free_pinned_blocking(self, address: int, /) -> None:
         self.counts["free_pinned_blocking"] += 1
-        host_memory.free(address)
+        self._free_host(address, HostKind.PINNED)
 
     def prefetch(self, address: int, nbytes: int, location: Location, stream: SimStream, /) -> None:
         """Only ordered: where memory is at the moment is not modelled."""
@@ -140,7 +134,8 @@ class MemoryVerbs(Checks):
         """Only checked."""
         self.counts["advise"] += 1
         self._check()
-        self._check_migratable(address, nbytes)
+        if self._check_migratable(address, nbytes).pool is not None:
+            raise DeviceError(f"{address:#x} is memory of a managed pool, which takes no advice")
         if advice in _PREFERENCES:
             check_location(self, location)
 
@@ -194,15 +189,25 @@ class MemoryVerbs(Checks):
 
     def _live_block(self, address: int) -> Block:
         block = self.gpu.memory.block_at(address)
-        if block is None or not block.used_nbytes:
+        if (
+            block is None
+            or not block.used_nbytes
+            or (block.pool is not None and block.pool.gpu.world is not self.world)
+        ):
             raise DeviceError(f"{address:#x} is not allocated on device {self.index}")
         return block
+
+    def _free_host(self, address: int, kind: HostKind) -> None:
+        with self.world.lock:
+            block = host_memory.free(address, kind)
+            if self.stop is None:
+                self._tell_free(block)
 
     def _tell_free(self, block: Block) -> None:
         if self.world.races is not None and block.shadow is not None:
             self.world.races.freed_by_host(block.shadow, self.index)
 
-    def _check_migratable(self, address: int, nbytes: int) -> None:
+    def _check_migratable(self, address: int, nbytes: int) -> HostBlock:
         if nbytes < 1:
             raise ValueError(f"needs a size of at least 1, found {nbytes}")
         block = self._block_around(address)
@@ -216,6 +221,7 @@ class MemoryVerbs(Checks):
                 f"{nbytes} bytes at {address:#x} are not managed or system memory, which alone "
                 "can be prefetched and advised about"
             )
+        return block
 
 
 def check_location(device: Checks, location: Location) -> None:

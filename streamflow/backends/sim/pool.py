@@ -56,7 +56,7 @@ class SimPool:
     Blocks are not split or joined: a free block serves a request of at least half its
     size. A pool that runs short gives completed free blocks of other sizes back to the
     device first, so nothing is ever lost to fragmentation, as with the driver's own
-    remapping.
+    remapping; then the device's other pools give back theirs.
 
     Attributes
     ----------
@@ -248,6 +248,7 @@ class SimPool:
         # What is left on the shelves has a free underway, which releases it when it runs.
         self._free.clear()
         self._capacities.clear()
+        self._leave_if_empty()
 
     def abandon(self) -> None:
         """Give everything back now, also what is in use: the device is being closed."""
@@ -293,6 +294,8 @@ class SimPool:
             self.release_to(max(0, self.reserved_nbytes - (size - room)))
             if self._room() < size:  # blocks come whole: go below what would do
                 self.release_to(0)
+            if self.kind is None:
+                self.gpu.reclaim(size)
             if self._room() < size:
                 return None
         block = self._memory.reserve(size, self)
@@ -335,6 +338,9 @@ class SimPool:
         self._memory.release(block)
         del self._blocks[block]
         self.reserved_nbytes -= block.capacity
+        self._leave_if_empty()
+
+    def _leave_if_empty(self) -> None:
         if self.is_destroyed and not self._blocks:
             self.gpu.pools.remove(self)
 

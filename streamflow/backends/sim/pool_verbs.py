@@ -51,7 +51,6 @@ class PoolVerbs(Checks):
                 is_exportable=is_exportable,
             )
             self.gpu.pools.append(pool)
-            self._pools.append(pool)
         return pool
 
     def destroy_pool(self, pool: SimPool, /) -> None:
@@ -156,7 +155,11 @@ class PoolVerbs(Checks):
             if (
                 block is None
                 or not block.used_nbytes
-                or (block.pool is None and block.device_index != self.index)
+                or (
+                    block.device_index != self.index
+                    if block.pool is None
+                    else block.pool.gpu.world is not self.world
+                )
             ):
                 raise DeviceError(f"{address:#x} is not allocated on device {self.index}")
             command = Free(stream, block)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -209,9 +210,14 @@ class RaceChecker(Watcher):
         stream.clock = merged
         stream.epoch = max(stream.epoch, epoch)
 
+    def ended(self, streams: Iterable[SimStream]) -> None:
+        """Nothing runs on these any more, nor will: their device is lost or closed."""
+        self._known.difference_update(stream.id for stream in streams)
+
     def _forget_streams(self) -> None:
         """Drop what is known of streams that are gone; their uses count as ordered."""
-        streams = [stream for gpu in self._world.gpus.values() for stream in gpu.streams]
+        gpus = [gpu for gpu in self._world.gpus.values() if gpu.fault is None]
+        streams = [stream for gpu in gpus for stream in gpu.streams]
         self._known = alive = {stream.id for stream in streams}
         # Seldom enough to cost nothing, however many there are.
         self._num_known_max = max(_NUM_STREAMS_MAX, 2 * len(alive))
@@ -263,6 +269,7 @@ class RaceChecker(Watcher):
     def freed_by_host(self, shadow: Shadow, device_index: int) -> None:
         """A free that waits for nothing: the caller must have seen every use end."""
         actor, use = self.actor(), HostUse(self, "free", "frees")
+        shadow = shadow.of(self.serial)
         if shadow.allocated is not None and not self._is_over(shadow.allocated, actor):
             self._tell_dead(shadow, use, 0, shadow.nbytes, device_index)
         for start, segment in zip(shadow.starts, shadow.segments, strict=True):
@@ -282,6 +289,8 @@ class RaceChecker(Watcher):
             if use is None:
                 verb = "writes" if writes else "reads"
                 use = uses[writes] = Use(self, command, verb, uses[not writes])
+            if shadow.by_world is not None:
+                shadow = shadow.of(self.serial)
             stop = min(offset + nbytes, shadow.nbytes)
             if offset < stop:  # else the machine will fault
                 self._use(shadow, offset, stop, use, stream, reads, writes)
@@ -294,7 +303,7 @@ class RaceChecker(Watcher):
         """
         with self._lock:
             actor = self.actor()
-            for write in shadow.writes(start, stop):
+            for write in shadow.of(self.serial).writes(start, stop):
                 if write is not None and not self._is_over(write, actor):
                     return None
         return Use(self, command, "reads")

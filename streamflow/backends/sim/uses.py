@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["HostUse", "Segment", "Shadow", "Use"]
 
 _NUM_SEGMENTS_MAX = 1024
+_NUM_WORLDS_KEPT = 16
 
 
 class Use:
@@ -100,11 +101,13 @@ class Shadow:
 
     ``is_opaque``: the host may write there unseen, or nothing tells when it was allocated, so
     nothing counts as never written. ``device`` is the index of the device whose memory it is;
-    None for the host's.
+    None for the host's. ``by_world``: each checker has a shadow of its own of memory that is
+    the process's, since threads of several loops may use it at a time; None where one may.
     """
 
     __slots__ = (
         "allocated",
+        "by_world",
         "device",
         "freed",
         "is_opaque",
@@ -125,6 +128,19 @@ class Shadow:
         self.starts = [0]
         self.segments = [Segment(nbytes, None, {})]
         self.num_max = _NUM_SEGMENTS_MAX
+        self.by_world: dict[int, Shadow] | None = None
+
+    def of(self, world: int) -> Shadow:
+        """The one that the checker numbered ``world`` alone looks at and changes."""
+        known = self.by_world
+        if known is None:
+            return self
+        found = known.get(world)
+        if found is None:
+            for ended in list(known)[:-_NUM_WORLDS_KEPT]:
+                known.pop(ended, None)
+            found = known.setdefault(world, Shadow(self.nbytes))
+        return found
 
     def cut(self, at: int) -> int:
         """The index of the segment that starts at ``at``, split off if it has to be."""

@@ -111,6 +111,11 @@ def _lend(rig: Rig, kind: str) -> _Lender | None:
     return None
 
 
+def _refuse_advice(rig: Rig, address: int, advice: MemoryAdvice) -> None:
+    backend, device = rig.backend, Location("device", rig.backend.index)
+    refused(backend, lambda: backend.advise(address, _MIB, advice, device), DeviceError)
+
+
 def _axpy(rig: Rig, y: int, x: int) -> None:
     """``y += 2 * x``, both of ``_NUM`` floats."""
     backend = rig.backend
@@ -159,6 +164,21 @@ class KindsContract(Harness):
         expected = noise.copy()
         expected[[0, -1]] = 5
         np.testing.assert_array_equal(rig.get(second, nbytes), expected)
+        lender.give_back()
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
+    def test_patterns_of_every_width_reach_memory_of_every_kind(
+        self, rig: Rig, kind: str, width: int
+    ) -> None:
+        lender = _lend(rig, kind)
+        if lender is None:
+            return
+        pattern, nbytes = bytes(range(1, width + 1)), 1 << 18
+        address = lender.take(nbytes)
+        rig.backend.fill(address, pattern, nbytes // width, rig.stream)
+        found = rig.get(address, nbytes).reshape(-1, width)
+        assert (found == np.frombuffer(pattern, np.uint8)).all()
         lender.give_back()
 
     @fidelity
@@ -235,6 +255,21 @@ class KindsContract(Harness):
         assert address % 256 == 0
         backend.free_linear_blocking(address)
 
+    @pytest.mark.parametrize("is_ordered", [True, False])
+    def test_linear_memory_is_the_devices_again_once_freed(
+        self, rig: Rig, is_ordered: bool
+    ) -> None:
+        backend, nbytes = rig.backend, 256 * _MIB
+        before, _ = backend.memory_info()
+        address = backend.allocate_linear_blocking(nbytes)
+        assert backend.memory_info()[0] <= before - nbytes
+        if is_ordered:
+            backend.deallocate(address, rig.stream)
+            rig.stream.sync()
+        else:
+            backend.free_linear_blocking(address)
+        assert backend.memory_info()[0] > before - nbytes
+
     @fidelity
     def test_freeing_pool_memory_by_hand_waits_for_nothing(self, rig: Rig) -> None:
         """Memory of a pool may be freed as linear memory is, which then waits for nothing."""
@@ -247,7 +282,9 @@ class KindsContract(Harness):
             held = rig.mark(other)
             backend.free_linear_blocking(address)
             assert not held.is_done
+        reserved = backend.pool_info(rig.pool).reserved_nbytes
         again = backend.allocate(rig.pool, 16 * _MIB, rig.stream)
+        assert backend.pool_info(rig.pool).reserved_nbytes == reserved
         backend.deallocate(again, rig.stream)
         rig.finish()
         rig.finish(other)
@@ -314,18 +351,34 @@ class KindsContract(Harness):
         backend.free_linear_blocking(address)
 
     @fidelity
-    def test_only_memory_that_moves_can_be_prefetched(self, rig: Rig) -> None:
+    @pytest.mark.parametrize("kind", ["linear", "pinned", "host pool"])
+    def test_only_memory_that_moves_can_be_prefetched(self, rig: Rig, kind: str) -> None:
         """Memory that can't move is not prefetched, nor advised about."""
         backend, device = rig.backend, Location("device", rig.backend.index)
-        address = backend.allocate_linear_blocking(_MIB)
+        lender = _lend(rig, kind)
+        if lender is None:
+            return
+        address = lender.take(_MIB)
         refused(backend, lambda: backend.prefetch(address, _MIB, device, rig.stream), DeviceError)
-        refused(
-            backend,
-            lambda: backend.advise(address, _MIB, MemoryAdvice.READ_MOSTLY, device),
-            DeviceError,
-        )
-        rig.finish()
-        backend.free_linear_blocking(address)
+        for advice in MemoryAdvice:
+            _refuse_advice(rig, address, advice)
+        lender.give_back()
+
+    @fidelity
+    @pytest.mark.parametrize("advice", MemoryAdvice)
+    def test_memory_of_a_managed_pool_moves_and_takes_no_advice(
+        self, rig: Rig, advice: MemoryAdvice
+    ) -> None:
+        """Memory of a managed pool is prefetched, but not advised about."""
+        lender = _lend(rig, "managed pool")
+        if lender is None:
+            return
+        address = lender.take(_MIB)
+        rig.backend.fill(address, b"\x06", _MIB, rig.stream)
+        rig.backend.prefetch(address, _MIB, Location("host"), rig.stream)
+        _refuse_advice(rig, address, advice)
+        assert (rig.get(address, _MIB) == 6).all()
+        lender.give_back()
 
     @fidelity
     @pytest.mark.parametrize("kind", [*KINDS, "pool"])

@@ -170,6 +170,40 @@ class PoolRulesContract(Harness):
         assert backend.current_pool() is backend.default_pool()
         backend.destroy_pool(pool)
 
+    # -- several pools ----------------------------------------------------------------------
+
+    @fidelity
+    def test_c22_a_pool_gets_what_others_keep(self, rig: Rig) -> None:
+        """A pool that runs short gets what other pools of the device keep and do not use."""
+        backend, pool = rig.backend, rig.pool
+        nbytes = backend.memory_info()[0] // 8 * 5
+        other = backend.create_pool(release_threshold_nbytes=2**64 - 1)
+        backend.deallocate(backend.allocate(other, nbytes, rig.stream), rig.stream)
+        rig.stream.sync()
+        assert reserved_nbytes(backend, other) >= nbytes
+        address = backend.allocate(pool, nbytes, rig.stream)
+        assert reserved_nbytes(backend, other) < nbytes
+        backend.deallocate(address, rig.stream)
+        rig.finish()
+        backend.destroy_pool(other)
+
+    @fidelity
+    def test_c17_a_pool_goes_on_with_another_device_of_the_gpu(self, rig: Rig) -> None:
+        """A pool, destroyed or not, outlives the device that made it while its GPU is open."""
+        maker = self.open()
+        pools = [maker.create_pool(release_threshold_nbytes=0) for _ in range(2)]
+        backend = rig.backend
+        addresses = [backend.allocate(pool, _MIB, rig.stream) for pool in pools]
+        maker.destroy_pool(pools[1])
+        maker.close()
+        addresses.append(backend.allocate(pools[0], _MIB, rig.stream))
+        for address in addresses:
+            backend.fill(address, b"\x0b", _MIB, rig.stream)
+            assert (rig.get(address, _MIB) == 11).all()
+            backend.deallocate(address, rig.stream)
+        rig.finish()
+        backend.destroy_pool(pools[0])
+
     # -- pools of other kinds ---------------------------------------------------------------
 
     @fidelity

@@ -520,3 +520,15 @@ def test_a_copy_that_is_refused_either_way_is_an_error(
     with pytest.raises(DriverCallError, match="cuMemcpyHtoDAsync"):
         device.copy_h2d(0x10, 0x20, 9, "s")
     assert bool(fake.made("cuMemcpyAsync")) is is_readable
+
+
+def test_a_wide_fill_of_what_no_named_copy_takes_goes_by_its_addresses(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = _device(fake, monkeypatch)
+    device.fill(0x1000, bytes(range(8)), 10_000, "s")
+    written = 8 * 4096
+    assert fake.made("cuMemcpyAsync") == [
+        [0x1000 + written, 0x1000, written, "CUstream"],
+        [0x1000 + 2 * written, 0x1000, 80_000 - 2 * written, "CUstream"],
+    ]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from streamflow.backends.base import Access
+from streamflow.backends.sim import host_memory
 from streamflow.backends.sim.checksum import checksum, sampled_checksum
 from streamflow.backends.sim.report import RaceKind
 
@@ -227,6 +228,31 @@ def test_pinned_memory_used_again_too_early(lab, two):
     lab.device.copy_d2h(host, source, NBYTES, one)
     lab.device.copy_h2d(target, host, NBYTES, other)
     assert races(lab) == [RaceKind.READ_WRITE]
+
+
+def test_what_another_loop_does_to_pinned_memory_hides_no_race(open_lab):
+    lab, foreign = open_lab(), open_lab(key="another loop")
+    one, other, theirs = lab.stream(), lab.stream(), foreign.stream()
+    source, target = written(lab, one), written(lab, other)
+    host, _ = lab.host(NBYTES)
+    lab.device.copy_d2h(host, source, NBYTES, one)
+    foreign.device.copy_d2h(host, written(foreign, theirs), NBYTES, theirs)
+    foreign.run()
+    lab.device.copy_h2d(target, host, NBYTES, other)
+    assert races(lab) == [RaceKind.READ_WRITE]
+    lab.run()
+
+
+def test_pinned_memory_of_many_loops_keeps_few_of_their_uses(open_lab):
+    lab = open_lab()
+    host, _ = lab.host(NBYTES)
+    block = host_memory.find(host)
+    for key in range(40):
+        device = open_lab(key=key)
+        stream = device.stream()
+        device.device.fill(host, b"x", NBYTES, stream)
+        device.run()
+    assert len(block.shadow.by_world) < 20
 
 
 @pytest.mark.parametrize("way", ["is_done", "event.sync", "stream.sync", "synchronize"])

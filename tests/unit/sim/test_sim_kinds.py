@@ -63,6 +63,29 @@ def test_linear_memory_is_taken_from_what_pools_keep(open_lab):
     lab.device.free_linear_blocking(address)
 
 
+def test_memory_of_a_pool_is_taken_from_what_others_keep(open_lab):
+    lab = open_lab(memory_nbytes=8 * MIB)
+    stream = lab.stream()
+    address = lab.allocate(stream, 4 * MIB)
+    other = lab.device.create_pool(release_threshold_nbytes=1 << 62)
+    lab.device.deallocate(lab.device.allocate(other, 4 * MIB, stream), stream)
+    again = lab.allocate(stream, 4 * MIB)
+    assert lab.device.pool_info(other).reserved_nbytes == 0
+    with pytest.raises(OutOfDeviceMemory, match="0 of"):
+        lab.device.allocate(other, 1, stream)
+    for held in (address, again):
+        lab.device.deallocate(held, stream)
+
+
+def test_a_bound_takes_nothing_from_other_pools(lab):
+    stream = lab.stream()
+    lab.device.deallocate(lab.allocate(stream, 4 * MIB), stream)
+    bounded = lab.device.create_pool(release_threshold_nbytes=0, max_nbytes=MIB)
+    with pytest.raises(OutOfDeviceMemory, match="at most"):
+        lab.device.allocate(bounded, 2 * MIB, stream)
+    assert lab.device.pool_info(lab.pool).reserved_nbytes == 4 * MIB
+
+
 @pytest.mark.parametrize("kind", ["linear", "managed"])
 def test_fresh_memory_is_poisoned(lab, kind):
     stream = lab.stream()
@@ -103,6 +126,86 @@ def test_a_free_before_a_use_was_seen_to_end_is_a_race(lab, kind):
     assert race.kind is RaceKind.USE_AFTER_FREE
     assert "the host" in str(race)
     assert event.is_done
+
+
+def test_pinned_memory_freed_before_a_use_was_seen_to_end_is_a_race(lab):
+    stream = lab.stream()
+    address = lab.device.allocate_pinned_blocking(64)
+    lab.device.fill(address, b"x", 64, stream)
+    lab.run()
+    lab.device.free_pinned_blocking(address)
+    (race,) = lab.device.controls().races
+    assert race.kind is RaceKind.USE_AFTER_FREE
+
+
+@pytest.mark.parametrize("end", ["lost", "closed"])
+def test_what_a_device_did_is_over_once_it_is_lost_or_closed(open_lab, end):
+    lab, other = (open_lab(index, devices=2) for index in (0, 1))
+    address = lab.device.allocate_pinned_blocking(64)
+    stream = lab.stream()
+    lab.device.fill(address, b"x", 64, stream)
+    if end == "lost":
+        lab.device.fill(1, b"x", 64, lab.stream())
+        assert "illegal address" in lost_reason(lab)
+        for _ in range(300):  # as many as have the checker forget what is gone
+            other.stream().close()
+    else:
+        lab.device.close()
+    other.device.free_pinned_blocking(address)
+    assert other.device.controls().races == ()
+    del stream
+
+
+@pytest.mark.parametrize("kind", ["managed", "system"])
+def test_a_free_that_a_copy_forbids_changes_nothing(lab, kind):
+    stream = lab.stream()
+    address, there = allocate(lab.device, kind, 64), lab.allocate(stream, 64)
+    with lab.device.controls().gate(stream):
+        lab.device.copy_h2d(there, address, 64, stream)
+        with pytest.raises(DeviceError, match="unfinished copy"):
+            free(lab.device, kind, address)
+    event = lab.record(stream)
+    lab.run()
+    assert event.is_done
+    free(lab.device, kind, address)
+    assert lab.device.controls().races == ()
+
+
+def test_a_free_of_another_kind_changes_nothing(lab):
+    stream = lab.stream()
+    host, _ = lab.host(64)
+    with pytest.raises(DeviceError, match="not the address of a system block"):
+        lab.device.free_system(host)
+    lab.device.fill(host, b"x", 64, stream)
+    event = lab.record(stream)
+    lab.run()
+    assert event.is_done
+    assert lab.device.controls().races == ()
+
+
+@pytest.mark.parametrize("way", ["deallocate", "free_linear_blocking"])
+def test_memory_of_another_loops_pool_is_not_freed_here(open_lab, way):
+    lab, foreign = open_lab(), open_lab(key="another loop")
+    theirs = foreign.stream()
+    pool = foreign.device.create_pool(release_threshold_nbytes=0, location=Location("host"))
+    address = foreign.device.allocate(pool, 64, theirs)
+    args = (lab.stream(),) if way == "deallocate" else ()
+    with pytest.raises(DeviceError, match="not allocated"):
+        getattr(lab.device, way)(address, *args)
+    foreign.device.deallocate(address, theirs)
+
+
+@pytest.mark.parametrize("way", ["copy_h2d", "copy_d2h"])
+def test_a_copy_needs_no_access_to_a_pool_on_the_host(open_lab, way):
+    lab, guest = (open_lab(index, devices=2) for index in (0, 1))
+    stream, theirs = lab.stream(), guest.stream()
+    pool = lab.device.create_pool(release_threshold_nbytes=0, location=Location("host"))
+    address = lab.device.allocate(pool, 64, stream)
+    there = guest.allocate(theirs, 64)
+    args = (there, address) if way == "copy_h2d" else (address, there)
+    getattr(guest.device, way)(*args, 64, theirs)
+    guest.run()
+    guest.device.synchronize_blocking()
 
 
 @KINDS

@@ -85,12 +85,37 @@ def test_two_openings_of_one_device_share_its_memory(open_lab):
     assert again.device.memory_info()[0] == (1 << 30) - (1 << 20)
     stream = again.stream()
     assert again.read(address, 4, stream) == b"\xa5" * 4
-    lab.device.destroy_pool(lab.pool)  # else it goes on: what is in it may be the other's
+    lab.device.destroy_pool(lab.pool)
+    lab.device.close()
+    assert again.read(address, 4, stream) == b"\xa5" * 4  # it may be the other's
+    again.device.deallocate(address, stream)
+    again.run()
+    assert again.device.memory_info()[0] == 1 << 30
+
+
+def test_a_free_that_closing_drops_gives_its_memory_back_all_the_same(open_lab):
+    lab, again = open_lab(0), open_lab(0)
+    stream = lab.stream()
+    pooled = lab.allocate(stream, 1 << 20)
+    linear = lab.device.allocate_linear_blocking(1 << 20)
+    lab.device.controls().gate(stream)
+    for address in (pooled, linear):
+        lab.device.deallocate(address, stream)
+    lab.device.destroy_pool(lab.pool)
     lab.device.close()
     assert again.device.memory_info()[0] == 1 << 30
-    again.mark(stream, "unharmed")
-    again.run()
-    assert again.log == ["unharmed"]
+
+
+def test_a_destroyed_pool_is_forgotten_once_it_is_empty(lab):
+    gpu, stream = lab.device.gpu, lab.stream()
+    before = list(gpu.pools)
+    lab.device.destroy_pool(lab.device.create_pool(release_threshold_nbytes=0))
+    assert gpu.pools == before
+    address = lab.allocate(stream, 64)
+    lab.device.destroy_pool(lab.pool)
+    assert gpu.pools == before
+    lab.device.deallocate(address, stream)
+    assert gpu.pools == []
 
 
 def test_closing_frees_the_engines_for_others(open_lab):
