@@ -188,7 +188,7 @@ class DeviceMemoryResource(ABC):
     def __init__(self, device: Any = None) -> None:
         # An ordinal may be named before that device is entered; an open Device is one space.
         self._device: int | None = None if device is None else checked_device(device)
-        named = device is not None and not isinstance(device, int)
+        named = device is not None and not hasattr(device, "__index__")
         self._space: Space | None = find_space(device) if named else None
         self._lock = threading.RLock()
         self._is_closed = False

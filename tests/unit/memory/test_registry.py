@@ -10,6 +10,7 @@ from weakref import ref
 
 import anyio
 import anyio.lowlevel
+import numpy as np
 import pytest
 
 from streamflow.memory import registry
@@ -226,3 +227,7 @@ def test_generators_interleaved_and_closed_elsewhere_corrupt_nothing() -> None:
         assert resource_in_use() is one
     assert resource_in_use() is two
     registry._used.set(())
+
+
+def test_an_ordinal_of_numpy_names_a_device_that_need_not_be_open() -> None:
+    assert CudaMemoryResource(device=np.int64(3)).device == 3
