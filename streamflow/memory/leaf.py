@@ -85,9 +85,12 @@ class LeafMemoryResource(DeviceMemoryResource):
             yield
         except Exception as error:
             translated = self._translated(backend, error, doing)
-            if translated is error:
-                raise
-            raise translated from error
+            try:
+                if translated is error:
+                    raise
+                raise translated from error
+            finally:
+                del translated  # it has this frame, and so every caller's, with arrays (C23)
 
     def _forget(self) -> None:
         self._live.clear()
@@ -139,14 +142,16 @@ class DeferringMemoryResource(LeafMemoryResource):
         try:
             return self._allocate(nbytes, alignment, place)
         except Exception as error:
-            short = self._translated(place.backend, error, f"allocating {nbytes} bytes")
-            if not isinstance(short, OutOfDeviceMemory) or not may_come_back:
+            if not may_come_back or not self._is_short(place.backend, error):
                 raise
         # Nothing uses it any more, it is only a thread that has not given it back yet: waiting
         # for that is the exception to R1 that the driver's own allocation is.
         assert self._space is not None
         self._space.wait_released_blocking()
         return self._allocate(nbytes, alignment, place)
+
+    def _is_short(self, backend: Backend, error: Exception) -> bool:
+        return isinstance(self._translated(backend, error, "allocating"), OutOfDeviceMemory)
 
     def _give(self, piece: Piece, place: Place) -> None:
         with self._lock:

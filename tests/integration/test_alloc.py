@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from types import SimpleNamespace
+from weakref import ref
 
 import anyio
 import numpy as np
@@ -432,5 +434,36 @@ def test_what_others_on_the_gpu_hold_is_waited_for(run, holder):
                         await anyio.sleep(0.001)
             b.fill(got[0], 1)
             assert (await b.get(got.pop()[:4])).tolist() == [1] * 4
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        sf.memory.CudaMemoryResource,
+        sf.memory.CudaAsyncMemoryResource,
+        lambda: sf.memory.PoolMemoryResource(sf.memory.CudaMemoryResource(), MIB),
+    ],
+    ids=["cuda", "async", "pool"],
+)
+def test_a_refusal_keeps_nothing_of_its_callers_alive(run, make):
+    async def main():
+        async with small() as dev:
+            held = dev.empty(40 * MIB, np.uint8, memory=(resource := make()))
+
+            def ask():
+                mine = np.empty(0)  # as an array would be, which nobody then waits for
+                with contextlib.suppress(sf.OutOfDeviceMemory):
+                    dev.empty(40 * MIB, np.uint8, memory=resource)
+                    raise AssertionError("there was memory")
+                return ref(mine)
+
+            gc.disable()
+            try:
+                assert ask()() is None
+            finally:
+                gc.enable()
+            del held
 
     run(main)
