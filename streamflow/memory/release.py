@@ -40,6 +40,11 @@ class Releaser:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is left to do."""
+        return self._thread is not None
+
     def wait_idle_blocking(self) -> None:
         """Until nothing is left to do."""
         with self._changed:

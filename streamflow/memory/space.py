@@ -200,6 +200,11 @@ class Space:
         else:
             self._releaser.submit(action)
 
+    @property
+    def is_releasing(self) -> bool:
+        """Whether an action of :meth:`release` has not ended: listeners hear when it has."""
+        return self._releaser.is_busy
+
     def wait_released_blocking(self) -> None:
         """Until every action of :meth:`release` so far has ended."""
         self._releaser.wait_idle_blocking()

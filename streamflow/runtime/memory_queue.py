@@ -46,14 +46,21 @@ class Waiter:
         "make",
         "nbytes",
         "origin",
+        "resource",
         "task",
         "wake",
     )
 
     def __init__(
-        self, make: Callable[[], DeviceArray], nbytes: int, origin: Origin, core: Core
+        self,
+        make: Callable[[], DeviceArray],
+        nbytes: int,
+        resource: DeviceMemoryResource | None,
+        origin: Origin,
+        core: Core,
     ) -> None:
         self.make = make
+        self.resource = resource
         self.context = copy_context()  # of its scope and its current stream
         self.context.run(ON_BEHALF.set, origin)
         self.nbytes = nbytes
@@ -81,15 +88,17 @@ class MemoryQueue:
     Attributes
     ----------
     waiters : dict
-        By resource (None: the device's own pool), those that wait, oldest first.
+        By the ``id`` of the resource (None: the device's own pool), those that wait, oldest
+        first. Equal resources are several: each may have a limit of its own.
     """
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.waiters: dict[DeviceMemoryResource | None, deque[Waiter]] = {}
+        self.waiters: dict[int, deque[Waiter]] = {}
         self._watched: set[Any] = set()  # tickets of frees whose end serves the queue
         self._is_due = False
         self._num_turns = 0
+        self._has_trimmed = False
         self._stop_looking: Callable[[], None] | None = None
 
     async def take(
@@ -110,7 +119,7 @@ class MemoryQueue:
             Not within ``timeout_s``.
         """
         core = self._core
-        if resource not in self.waiters:
+        if id(resource) not in self.waiters:
             try:
                 return make()
             except OutOfDeviceMemory as refusal:
@@ -119,22 +128,20 @@ class MemoryQueue:
                 refusal.__traceback__ = None
         elif nbytes > core.backend.properties.total_memory_nbytes:
             raise describe_shortage(core, nbytes, resource, None)
-        return await self._wait(Waiter(make, nbytes, origin, core), resource, timeout_s)
+        return await self._wait(Waiter(make, nbytes, resource, origin, core), timeout_s)
 
-    async def _wait(
-        self, waiter: Waiter, resource: DeviceMemoryResource | None, timeout_s: float | None
-    ) -> DeviceArray:
+    async def _wait(self, waiter: Waiter, timeout_s: float | None) -> DeviceArray:
         core = self._core
         if not self.waiters:
             self._be_short(True)
-        self.waiters.setdefault(resource, deque()).append(waiter)
-        self._num_turns = 0
+        self.waiters.setdefault(id(waiter.resource), deque()).append(waiter)
+        self._expect_more()
         self._soon()
         waiter.wake, wait = core.shell.park()
 
         def expire() -> None:
             if not waiter.has_ended:
-                report = memory_report(core, waiter.nbytes, resource)
+                report = memory_report(core, waiter.nbytes, waiter.resource)
                 waiter.error = DeadlineExceeded(
                     f"no memory within {timeout_s} s: {report}", report=report
                 )
@@ -147,7 +154,7 @@ class MemoryQueue:
         finally:
             if stop is not None:
                 stop()
-            self._leave(waiter, resource)
+            self._leave(waiter)
         error, waiter.error = waiter.error, None
         if error is not None:
             try:
@@ -174,13 +181,13 @@ class MemoryQueue:
 
     # -- serving -----------------------------------------------------------------------------
 
-    def _leave(self, waiter: Waiter, resource: DeviceMemoryResource | None) -> None:
-        queue = self.waiters[resource]
+    def _leave(self, waiter: Waiter) -> None:
+        queue = self.waiters[id(waiter.resource)]
         queue.remove(waiter)
         if queue:
             self._soon()  # who is first now may fit
             return
-        del self.waiters[resource]
+        del self.waiters[id(waiter.resource)]
         if not self.waiters:
             self._be_short(False)
             self._watched.clear()
@@ -201,11 +208,15 @@ class MemoryQueue:
 
     def _heard(self) -> None:
         """Memory came back, or soon will. Any thread."""
-        self._num_turns = 0
+        self._expect_more()
         if self._core.is_here():
             self._soon()
         else:
             self._core.shell.call_soon_threadsafe(self._soon)
+
+    def _expect_more(self) -> None:
+        self._num_turns = 0
+        self._has_trimmed = False
 
     def _soon(self) -> None:
         if not self._is_due:
@@ -219,17 +230,20 @@ class MemoryQueue:
         if core.lost is not None or core.is_closing:
             self.fail(core.lost or Closed(f"device {core.backend.index} is closed"))
             return
-        for resource, queue in list(self.waiters.items()):
-            self._serve_one(resource, queue)
+        self._serve_all(is_patient=True)
         if self.all_waiters():
             self._watch()
 
-    def _serve_one(self, resource: DeviceMemoryResource | None, queue: deque[Waiter]) -> None:
+    def _serve_all(self, *, is_patient: bool) -> None:
+        for queue in list(self.waiters.values()):
+            self._serve_one(queue, is_patient)
+
+    def _serve_one(self, queue: deque[Waiter], is_patient: bool) -> None:
         for waiter in queue:
             if waiter.has_ended:
                 continue
             memory = self._core.memory
-            memory.is_patient = True
+            memory.is_patient = is_patient
             try:
                 waiter.array = waiter.context.run(waiter.make)
             except OutOfDeviceMemory:
@@ -250,20 +264,23 @@ class MemoryQueue:
                     self._watched.add(op.ticket)
                     core.when_ended(op.ticket, partial(self._op_ended, op.ticket))
             return
+        if not self._has_trimmed:
+            self._has_trimmed = True
+            self._serve_all(is_patient=False)
+            if not self.all_waiters():
+                return
         if core.space.is_shared:  # what others have freed may be some way from its end
             self._look_again()
             return
-        if not self._is_circle():
+        if core.space.is_releasing or not self._is_circle():
             return
         self._num_turns += 1
         if self._num_turns < _NUM_PATIENT_TURNS:
             self._soon()
             return
         newest = max(self.all_waiters(), key=lambda waiter: waiter.called_s)
-        for resource, queue in self.waiters.items():
-            if newest in queue:
-                newest.error = describe_shortage(core, newest.nbytes, resource, None, _HOPELESS)
-                newest.end()
+        newest.error = describe_shortage(core, newest.nbytes, newest.resource, None, _HOPELESS)
+        newest.end()
 
     def _look_again(self) -> None:
         if self._stop_looking is None:

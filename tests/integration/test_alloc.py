@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from functools import partial
 from types import SimpleNamespace
 from weakref import ref
 
@@ -464,6 +465,35 @@ def test_a_refusal_keeps_nothing_of_its_callers_alive(run, make):
                 assert ask()() is None
             finally:
                 gc.enable()
+            del held
+
+    run(main)
+
+
+def test_what_a_resource_keeps_for_later_serves_who_would_wait_in_vain(run):
+    async def main():
+        bins = sf.memory.BinningMemoryResource(sf.memory.CudaMemoryResource())
+        bins.add_bin(8 * MIB)
+        async with small() as dev, anyio.create_task_group() as group:
+            held = [dev.empty(8 * MIB, np.uint8, memory=bins) for _ in range(7)]
+            group.start_soon(partial(dev.alloc, 40 * MIB, np.uint8, memory=bins))
+            await turns(10)
+            held.clear()  # the bin keeps them all
+
+    run(main)
+
+
+def test_equal_resources_with_limits_of_their_own_do_not_hold_each_other_up(run):
+    async def main():
+        upstream = sf.memory.CudaMemoryResource()
+        a, b = (sf.memory.LimitingResourceAdaptor(upstream, 10 * MIB) for _ in range(2))
+        assert a == b
+        async with small() as dev, anyio.create_task_group() as group:
+            held = dev.empty(10 * MIB, np.uint8, memory=a)
+            group.start_soon(partial(dev.alloc, 8 * MIB, np.uint8, memory=a))
+            await turns(10)
+            x = await dev.alloc(8 * MIB, np.uint8, memory=b)
+            assert x.nbytes == 8 * MIB
             del held
 
     run(main)
