@@ -200,7 +200,7 @@ class Memory:
         core = self._core
         for is_last in (False, True) if resource is not None else (True,):
             if is_last:
-                self._make_room(resource)
+                self._make_room()
             try:
                 return take()
             except Exception as error:
@@ -218,7 +218,7 @@ class Memory:
                     del refusal
         raise AssertionError("the last attempt returns or raises")
 
-    def _make_room(self, resource: DeviceMemoryResource | None) -> None:
+    def _make_room(self) -> None:
         """Give back what can be given back without waiting."""
         core = self._core
         core.drain_dropped()
@@ -227,8 +227,8 @@ class Memory:
         core.space.reap()
         if core.space.is_shared or not self.is_patient:
             core.space.trim_caches()
-        if resource is not None and not self.is_patient:
-            resource.trim()
+        if not self.is_patient:
+            core.space.trim_resources()
 
     def free(
         self,

@@ -169,7 +169,7 @@ def _next_step(
 ) -> str:
     if nbytes > core.backend.properties.total_memory_nbytes:
         return "a smaller array, or several: the whole device has less than that"
-    if pending:
+    if pending or core.space.is_releasing:
         return "`await dev.alloc(...)`, which waits for the frees that are pending"
     if resource is not None and hole >= nbytes:
         return f"another resource, or a larger limit for {resource!r}: the device itself has room"

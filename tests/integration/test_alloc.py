@@ -497,3 +497,57 @@ def test_equal_resources_with_limits_of_their_own_do_not_hold_each_other_up(run)
             del held
 
     run(main)
+
+
+OTHERS = pytest.mark.parametrize(
+    "make",
+    [
+        sf.memory.CudaMemoryResource,
+        sf.memory.CudaAsyncMemoryResource,
+        lambda: sf.memory.PoolMemoryResource(sf.memory.CudaMemoryResource(), 40 * MIB),
+    ],
+    ids=["deferred", "cached", "pooled"],
+)
+
+
+@OTHERS
+def test_what_other_resources_do_not_use_any_more_is_given_back(run, make):
+    async def main():
+        other = make()
+        async with small() as dev:
+            dev.empty(40 * MIB, np.uint8, memory=other).free()
+            await dev.synchronize()
+            dev.empty(40 * MIB, np.uint8)
+
+    run(main)
+
+
+@OTHERS
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+def test_what_other_resources_give_back_is_waited_for(run, make, clock):
+    async def main():
+        settings = sf.Settings(sim=sf.SimOptions(clock=clock, memory_nbytes=64 * MIB))
+        other = make()
+        async with sf.Device(0, backend="sim", settings=settings) as dev:
+            dev.empty(40 * MIB, np.uint8, memory=other).free()
+            with anyio.fail_after(20):
+                await dev.alloc(40 * MIB, np.uint8)
+
+    run(main)
+
+
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+def test_what_goes_back_to_another_resource_meanwhile_ends_the_wait(run, clock):
+    async def main():
+        settings = sf.Settings(sim=sf.SimOptions(clock=clock, memory_nbytes=64 * MIB))
+        other = sf.memory.CudaAsyncMemoryResource()
+        async with (
+            sf.Device(0, backend="sim", settings=settings) as dev,
+            anyio.create_task_group() as group,
+        ):
+            held = [dev.empty(40 * MIB, np.uint8, memory=other)]
+            group.start_soon(dev.alloc, 40 * MIB, np.uint8)
+            await turns(10)
+            held.clear()  # its pool keeps it
+
+    run(main)
