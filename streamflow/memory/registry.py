@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from streamflow.memory.current import checked_device, current_device
-from streamflow.memory.resource import DeviceMemoryResource
+from streamflow.memory.resource import DeviceMemoryResource, checked_resource
 
 __all__ = [
     "EVER_CHOSEN",
@@ -84,7 +84,7 @@ def set_per_device_resource(device: Any, resource: DeviceMemoryResource) -> Devi
         A negative ordinal, or a resource made for another device.
     """
     ordinal = _ordinal(device)
-    checked = _checked(resource)
+    checked = checked_resource(resource)
     made_for = checked.device
     if made_for is not None and made_for != ordinal:
         raise ValueError(
@@ -166,7 +166,7 @@ def using(resource: DeviceMemoryResource) -> Using:
     TypeError
         Not a resource; None is none.
     """
-    return Using(_checked(resource))
+    return Using(checked_resource(resource))
 
 
 class Using:
@@ -227,9 +227,3 @@ def _ordinal(device: Any) -> int:
     if ordinal > _MAX_ORDINAL:
         raise ValueError(f"a device's ordinal is a C int, found {ordinal}")
     return ordinal
-
-
-def _checked(resource: Any) -> DeviceMemoryResource:
-    if not isinstance(resource, DeviceMemoryResource):
-        raise TypeError(f"takes a memory resource, found {resource!r}")
-    return resource

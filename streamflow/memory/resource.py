@@ -30,6 +30,7 @@ __all__ = [
     "Piece",
     "checked_alignment",
     "checked_nbytes",
+    "checked_resource",
 ]
 
 ALIGNMENT = 256
@@ -415,7 +416,7 @@ class DeviceMemoryResource(ABC):
 
     def _check_back(self, block: Block) -> None:
         if not isinstance(block, Block):
-            raise TypeError(f"deallocate takes a Block, found {block!r}")
+            raise TypeError(f"takes a Block, found {block!r}")
         if block.resource is not self and not self.is_equal(block.resource):
             raise ValueError(f"{block!r} is not a block of {self!r}")
         if block._freed_at is not None:
@@ -539,6 +540,26 @@ def checked_nbytes(nbytes: int, alignment: int = ALIGNMENT) -> int:
             f"{checked} bytes are more than any device has (at most 2**63 - 1 - {alignment})"
         )
     return checked
+
+
+def checked_resource(value: Any, name: str = "") -> DeviceMemoryResource:
+    """``value``, which the argument ``name`` was given.
+
+    Raises
+    ------
+    TypeError
+        Not a resource; says how to make one of what resembles it.
+    """
+    if isinstance(value, DeviceMemoryResource):
+        return value
+    hint = ""
+    if isinstance(value, type):
+        hint = ": call the class to make one"
+    elif hasattr(type(value), "allocate"):
+        hint = ": from_cuda_core(...) makes one of cuda.core's"
+    elif hasattr(type(value), "handle"):
+        hint = ": CudaAsyncViewMemoryResource(...) makes one of a pool"
+    raise TypeError(f"{name} takes a memory resource, found {value!r}{hint}".lstrip())
 
 
 def checked_alignment(alignment: int) -> int:

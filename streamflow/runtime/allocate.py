@@ -13,7 +13,7 @@ import numpy as np
 
 from streamflow.errors import OutOfDeviceMemory, StreamflowError
 from streamflow.memory.registry import resource_in_use, resource_set_for
-from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource, Piece
+from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource, Piece, checked_resource
 from streamflow.memory.space import Place
 from streamflow.runtime.array import Allocation, DeviceArray
 from streamflow.runtime.memory_queue import MemoryQueue
@@ -73,8 +73,7 @@ class Memory:
         """
         index = self._core.backend.index
         if memory is not None:
-            if not isinstance(memory, DeviceMemoryResource):
-                raise TypeError(f"memory= takes a memory resource, found {memory!r}")
+            checked_resource(memory, "memory=")
             if memory.device not in (None, index):
                 raise ValueError(f"{memory!r} was made for device {memory.device}, not {index}")
             return memory

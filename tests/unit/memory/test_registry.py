@@ -111,6 +111,22 @@ def test_what_is_no_resource_is_refused(bad: object) -> None:
     assert not registry._set
 
 
+def test_what_resembles_a_resource_is_refused_with_what_makes_one_of_it() -> None:
+    class Pool:
+        handle = 5
+
+    class TheirResource:
+        def allocate(self) -> None: ...
+
+    for found, words in (
+        (Pool(), "CudaAsyncViewMemoryResource"),
+        (TheirResource(), "from_cuda_core"),
+        (CudaMemoryResource, "call the class"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            using(found)  # type: ignore[arg-type]
+
+
 def test_a_resource_of_another_device_is_refused() -> None:
     with pytest.raises(ValueError, match="was made for device 1 and can't be that of device 0"):
         set_per_device_resource(0, Plain(device=1))
