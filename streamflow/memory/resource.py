@@ -356,9 +356,11 @@ class DeviceMemoryResource(ABC):
                 self._space = space
                 space.tenants[id(self)] = self
         elif space.key != key:
+            other = f"device {place.backend.index}"
+            if place.backend.index == space.index:
+                other += " of another event loop, whose simulated memory is another"
             raise ValueError(
-                f"{self!r} has its memory on device {space.index}, the stream belongs to "
-                f"another open device ({place.backend.index})"
+                f"{self!r} has its memory on device {space.index}, the stream belongs to {other}"
             )
 
     def _on_space_closing(self) -> None:

@@ -94,3 +94,19 @@ def test_arrays_that_live_keep_what_was_set_when_they_were_made(run):
             assert dev._core.backend.memory_info()[0] >= free - (2 << 20)
 
     run(main)
+
+
+def test_on_the_simulator_a_resource_serves_one_loop_and_says_so(run):
+    async def main():
+        resource = CudaMemoryResource()
+        async with virtual() as dev:
+            resource.allocate(256, stream=dev.stream())
+
+            async def elsewhere():
+                async with virtual() as other:
+                    with pytest.raises(ValueError, match="of another event loop"):
+                        other.empty(64, memory=resource)
+
+            await anyio.to_thread.run_sync(anyio.run, elsewhere)
+
+    run(main)
