@@ -18,7 +18,7 @@ from streamflow.backends import choose_backend
 from streamflow.backends.base import DeviceProperties
 from streamflow.backends.origin import here
 from streamflow.config import Settings
-from streamflow.errors import Closed, SimulatorWarning
+from streamflow.errors import Closed, DeviceError, SimulatorWarning
 from streamflow.memory.mempool import MemoryPool
 from streamflow.memory.pinned import PinnedPool
 from streamflow.memory.resource import DeviceMemoryResource, checked_resource
@@ -142,7 +142,7 @@ class Device(Submit):
         return self
 
     def _build(self, core: Core) -> None:
-        core.memory.default = self._resource
+        core.memory.set_default(self._resource)
         self._pool = MemoryPool._view(core.space, core.memory.pool)
         if self._placement is not None:
             core.placement = Placement(core.compute, self._placement)
@@ -301,10 +301,18 @@ class Device(Submit):
 
     @property
     def memory(self) -> MemoryPool:
-        """The device's own pool: how much it has and uses, its attributes, ``trim``."""
+        """The device's own pool: how much it has and uses, its attributes, ``trim``.
+
+        Raises
+        ------
+        DeviceError
+            The device has no stream-ordered pools.
+        """
         core = self._here
         if core.is_closed:
             raise Closed(f"device {self.index} is closed")
+        if core.memory.pool is None:
+            raise DeviceError(f"device {self.index} has no stream-ordered memory pools")
         return self._pool
 
     @property
@@ -336,7 +344,7 @@ class Device(Submit):
 
     def stats(self) -> DeviceStats:
         """Counters; makes no query of the device's streams."""
-        return device_stats(self._here, self.memory.snapshot())
+        return device_stats(self._here)
 
     def live(self) -> dict[str, dict[str, int]]:
         """What the device holds, by kind and by the line that made it: ``{"array": {line: n}}``."""

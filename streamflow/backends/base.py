@@ -262,6 +262,12 @@ class Backend(Protocol):
     def allocate_pinned_blocking(self, nbytes: int, /) -> int:
         """Page-locked host memory, portable across devices; outlives this backend."""
 
+    def allocate_mapped_blocking(self, nbytes: int, /) -> int:
+        """The same, for arrays to lie in: a copy from or to other pinned memory waits for nothing.
+
+        Given back by :meth:`free_pinned_blocking`.
+        """
+
     def free_pinned_blocking(self, address: int, /) -> None:
         """Give pinned memory back; may wait for running kernels."""
 

@@ -9,13 +9,8 @@ from typing import Any
 from streamflow.backends.memory import Location, MemoryKind
 from streamflow.errors import OutOfDeviceMemory, StreamflowError
 from streamflow.memory.adaptor import UpstreamResourceAdaptor
-from streamflow.memory.resource import (
-    ALIGNMENT,
-    DeviceMemoryResource,
-    Piece,
-    checked_alignment,
-    checked_nbytes,
-)
+from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.sizes import ALIGNMENT, checked_alignment, checked_nbytes
 from streamflow.memory.space import Place
 from streamflow.scheduler.budget import parse_nbytes
 

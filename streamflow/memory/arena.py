@@ -7,8 +7,8 @@ from typing import Any
 
 from streamflow.errors import OutOfDeviceMemory
 from streamflow.memory.figures import free_nbytes, largest_free_nbytes
-from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource
-from streamflow.memory.sizes import checked_size
+from streamflow.memory.resource import DeviceMemoryResource
+from streamflow.memory.sizes import ALIGNMENT, checked_size
 from streamflow.memory.space import Place
 from streamflow.memory.spans import AddressShelf, Span
 from streamflow.memory.store import Store

@@ -8,8 +8,8 @@ from typing import Any
 
 from streamflow.memory.figures import Figures, SubAllocatorInfo
 from streamflow.memory.fixed_size import FixedSizeMemoryResource
-from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource, Piece
-from streamflow.memory.sizes import checked_size
+from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.sizes import ALIGNMENT, checked_size
 from streamflow.memory.space import Place
 from streamflow.memory.suballocator import SubAllocator, round_up
 

@@ -1,39 +1,29 @@
-"""The resource that a device has where the program names none."""
+"""Where arrays come from on a device that has no stream-ordered pools."""
 
 from __future__ import annotations
 
 import threading
 import warnings
 
-from streamflow.memory.async_pools import CudaAsyncMemoryResource
 from streamflow.memory.leaves import CudaMemoryResource
-from streamflow.memory.resource import DeviceMemoryResource
-from streamflow.memory.space import Space
+from streamflow.memory.pool import PoolMemoryResource
 
-__all__ = ["default_resource"]
+__all__ = ["resource_without_pools"]
 
 _warned: set[int] = set()
 _lock = threading.Lock()
 
 
-def default_resource(space: Space) -> DeviceMemoryResource:
-    """A new resource for a device: a stream-ordered pool of its own that keeps what it has.
-
-    Where the device has no such pools: a ``PoolMemoryResource`` over a ``CudaMemoryResource``,
-    with one ``RuntimeWarning`` for each device.
-    """
-    if space.backend.memory_support().has_pools:
-        return CudaAsyncMemoryResource(device=space.index)
-    from streamflow.memory.pool import PoolMemoryResource
-
+def resource_without_pools(index: int) -> PoolMemoryResource:
+    """A pool of our own over ``cudaMalloc``, with one ``RuntimeWarning`` for each device."""
     with _lock:
-        is_new = space.index not in _warned
-        _warned.add(space.index)
+        is_new = index not in _warned
+        _warned.add(index)
     if is_new:
         warnings.warn(
-            f"device {space.index} has no stream-ordered memory pools: its memory comes from a "
+            f"device {index} has no stream-ordered memory pools: its arrays come from a "
             "PoolMemoryResource over a CudaMemoryResource",
             RuntimeWarning,
             stacklevel=2,
         )
-    return PoolMemoryResource(CudaMemoryResource(device=space.index), device=space.index)
+    return PoolMemoryResource(CudaMemoryResource(device=index), device=index)

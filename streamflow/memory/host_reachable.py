@@ -9,8 +9,8 @@ from streamflow.backends.memory import Location, MemoryAdvice
 from streamflow.errors import DeviceError
 from streamflow.memory.current import checked_device
 from streamflow.memory.leaf import DeferringMemoryResource, padded
-from streamflow.memory.resource import ALIGNMENT, Block
-from streamflow.memory.sizes import checked_size
+from streamflow.memory.resource import Block
+from streamflow.memory.sizes import ALIGNMENT, checked_size
 from streamflow.memory.space import Place
 
 __all__ = [
@@ -144,7 +144,7 @@ class PinnedHostMemoryResource(DeferringMemoryResource):
 
     def _allocate(self, nbytes: int, alignment: int, place: Place) -> tuple[int, int]:
         capacity = padded(nbytes, alignment)
-        return place.backend.allocate_pinned_blocking(capacity), capacity
+        return place.backend.allocate_mapped_blocking(capacity), capacity
 
     def _free_blocking(self, backend: Backend, base: int) -> None:
         backend.free_pinned_blocking(base)

@@ -12,7 +12,8 @@ from streamflow.backends.base import Backend
 from streamflow.errors import DeviceLost, OutOfDeviceMemory
 from streamflow.memory.current import current_device
 from streamflow.memory.deferred import DeferredFrees
-from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource, Piece
+from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.sizes import ALIGNMENT
 from streamflow.memory.space import Place, Space
 
 __all__ = ["DeferringMemoryResource", "LeafMemoryResource", "padded"]

@@ -110,6 +110,7 @@ class MemoryPool:
 
     @property
     def is_closed(self) -> bool:
+        """Whether :meth:`close` was called, or its device was closed."""
         return self._known.is_closed
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource
-from streamflow.memory.sizes import checked_size
+from streamflow.memory.resource import DeviceMemoryResource
+from streamflow.memory.sizes import ALIGNMENT, checked_size
 from streamflow.memory.space import Place
 from streamflow.memory.spans import SizeShelf, Span
 from streamflow.memory.suballocator import SubAllocator, round_up

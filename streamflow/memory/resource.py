@@ -12,29 +12,24 @@ from abc import ABC, abstractmethod
 from collections import deque
 from functools import partial
 from itertools import count
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 from streamflow.backends.origin import describe, user_instruction
-from streamflow.errors import Closed, DeviceLost, OutOfDeviceMemory
+from streamflow.errors import Closed, DeviceLost
 from streamflow.memory.current import checked_device, find_space
+from streamflow.memory.sizes import ALIGNMENT, checked_alignment, checked_nbytes
 from streamflow.memory.space import Place, Space, space_of
 
 if TYPE_CHECKING:
     from types import CodeType
 
 __all__ = [
-    "ALIGNMENT",
     "Block",
     "DeviceMemoryResource",
     "Piece",
-    "checked_alignment",
-    "checked_nbytes",
     "checked_resource",
 ]
 
-ALIGNMENT = 256
-_MAX_NBYTES = 2**63 - 1
 _generations = count(1)
 
 
@@ -135,18 +130,22 @@ class Block:
 
     @property
     def address(self) -> int:
+        """Where it begins; 0 for no bytes."""
         return self._piece.address
 
     @property
     def nbytes(self) -> int:
+        """The bytes asked for."""
         return self._piece.nbytes
 
     @property
     def capacity_nbytes(self) -> int:
+        """The bytes it takes of its resource."""
         return self._piece.capacity_nbytes
 
     @property
     def alignment(self) -> int:
+        """What the address is a multiple of, at least."""
         return self._piece.alignment
 
     @property
@@ -234,6 +233,12 @@ class DeviceMemoryResource(ABC):
     def deallocate(self, block: Block, *, stream: Any) -> None:
         """Take ``block`` back, in the order of ``stream``.
 
+        Parameters
+        ----------
+        block : Block
+        stream : Stream or Lane
+            Or a stream of the backend's own.
+
         Ordering
         --------
         Every use of the block is ordered before this moment of ``stream``.
@@ -254,6 +259,11 @@ class DeviceMemoryResource(ABC):
     def deallocate_later(self, block: Block, *, stream: Any) -> None:
         """:meth:`deallocate`, for finalisers: the next call of any resource there does it.
 
+        Parameters
+        ----------
+        block, stream
+            As for :meth:`deallocate`.
+
         Ordering
         --------
         Every use of the block is ordered before this moment of ``stream``; the free comes at a
@@ -270,7 +280,13 @@ class DeviceMemoryResource(ABC):
             block.resource._post(block._piece, block._space, stream)
 
     def allocate_sync(self, nbytes: int, alignment: int = ALIGNMENT) -> Block:
-        """Memory that every stream may use when this returns. May block the thread."""
+        """Memory that every stream may use when this returns. May block the thread.
+
+        Parameters
+        ----------
+        nbytes, alignment
+            As for :meth:`allocate`, and so are the errors.
+        """
         alignment = checked_alignment(alignment)
         checked = checked_nbytes(nbytes, alignment)
         place = self._sync_place()
@@ -280,7 +296,13 @@ class DeviceMemoryResource(ABC):
         return self._block(piece, None)
 
     def deallocate_sync(self, block: Block) -> None:
-        """Take ``block`` back once all that was given to the device has ended. May block."""
+        """Take ``block`` back once all that was given to the device has ended. May block.
+
+        Parameters
+        ----------
+        block : Block
+            The errors are those of :meth:`deallocate`.
+        """
         self._check_back(block)
         place = self._sync_place()
         if block.address:
@@ -303,7 +325,14 @@ class DeviceMemoryResource(ABC):
     # -- for the runtime and for wrapping resources ------------------------------------------
 
     def take(self, nbytes: int, alignment: int, place: Place) -> Piece:
-        """:meth:`allocate` for a size, an alignment and a place that were checked."""
+        """:meth:`allocate`, for resources over this one: the arguments were checked.
+
+        Parameters
+        ----------
+        nbytes, alignment : int
+        place : Place
+            The stream, at the moment of the call.
+        """
         if self._is_closed:
             raise Closed(f"{self!r} is closed")
         self._enter(place)
@@ -314,7 +343,15 @@ class DeviceMemoryResource(ABC):
         return self._take(nbytes, alignment, place)
 
     def give(self, piece: Piece, place: Place) -> None:
-        """Take ``piece`` back: the resource that it names does."""
+        """Take ``piece`` back: the resource that it names does.
+
+        Parameters
+        ----------
+        piece : Piece
+            Every use of it is ordered before ``place``.
+        place : Place
+            The stream, at the moment of the call.
+        """
         if piece.address:
             piece.resource._give(piece, place)
 
@@ -373,7 +410,12 @@ class DeviceMemoryResource(ABC):
         """The memory that this resource held is gone: go back to how it was made."""
 
     def is_equal(self, other: DeviceMemoryResource) -> bool:
-        """Whether memory of one may be given back to the other."""
+        """Whether memory of one may be given back to the other.
+
+        Parameters
+        ----------
+        other : DeviceMemoryResource
+        """
         return self is other
 
     def __eq__(self, other: object) -> bool:
@@ -520,30 +562,6 @@ def _finish_blocking(place: Place) -> None:
     event.close()
 
 
-def checked_nbytes(nbytes: int, alignment: int = ALIGNMENT) -> int:
-    """``nbytes`` as an int that a device may have.
-
-    Raises
-    ------
-    TypeError
-        Not an integer; ``bool`` is refused.
-    ValueError
-        Negative.
-    OutOfDeviceMemory
-        More than 2**63 - 1 - ``alignment``.
-    """
-    if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
-        raise TypeError(f"a size is an int of bytes, found {nbytes!r}")
-    checked = index(nbytes)
-    if checked < 0:
-        raise ValueError(f"a size is not negative, found {checked}")
-    if checked > _MAX_NBYTES - alignment:
-        raise OutOfDeviceMemory(
-            f"{checked} bytes are more than any device has (at most 2**63 - 1 - {alignment})"
-        )
-    return checked
-
-
 def checked_resource(value: Any, name: str = "") -> DeviceMemoryResource:
     """``value``, which the argument ``name`` was given.
 
@@ -562,21 +580,3 @@ def checked_resource(value: Any, name: str = "") -> DeviceMemoryResource:
     elif hasattr(type(value), "handle"):
         hint = ": CudaAsyncViewMemoryResource(...) makes one of a pool"
     raise TypeError(f"{name} takes a memory resource, found {value!r}{hint}".lstrip())
-
-
-def checked_alignment(alignment: int) -> int:
-    """``alignment`` as an int.
-
-    Raises
-    ------
-    TypeError
-        Not an integer.
-    ValueError
-        Not a power of two.
-    """
-    if isinstance(alignment, bool) or not hasattr(alignment, "__index__"):
-        raise TypeError(f"an alignment is an int of bytes, found {alignment!r}")
-    checked = index(alignment)
-    if checked < 1 or checked & (checked - 1):
-        raise ValueError(f"an alignment is a power of two, found {checked}")
-    return checked

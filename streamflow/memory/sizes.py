@@ -1,12 +1,16 @@
-"""Sizes as constructors take them."""
+"""Sizes and alignments, as calls and constructors take them."""
 
 from __future__ import annotations
 
 from operator import index
 
+from streamflow.errors import OutOfDeviceMemory
 from streamflow.scheduler.budget import parse_nbytes
 
-__all__ = ["checked_size"]
+__all__ = ["ALIGNMENT", "checked_alignment", "checked_nbytes", "checked_size"]
+
+ALIGNMENT = 256
+_MAX_NBYTES = 2**63 - 1
 
 
 def checked_size(value: int | str, name: str, *, largest: int = 2**63 - 1) -> int:
@@ -32,4 +36,46 @@ def checked_size(value: int | str, name: str, *, largest: int = 2**63 - 1) -> in
         checked = index(value)
     if not 0 <= checked <= largest:
         raise ValueError(f"{name} is from 0 to {largest} bytes, found {value!r}")
+    return checked
+
+
+def checked_nbytes(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    """``nbytes`` as an int that a device may have.
+
+    Raises
+    ------
+    TypeError
+        Not an integer; ``bool`` is refused.
+    ValueError
+        Negative.
+    OutOfDeviceMemory
+        More than 2**63 - 1 - ``alignment``.
+    """
+    if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
+        raise TypeError(f"a size is an int of bytes, found {nbytes!r}")
+    checked = index(nbytes)
+    if checked < 0:
+        raise ValueError(f"a size is not negative, found {checked}")
+    if checked > _MAX_NBYTES - alignment:
+        raise OutOfDeviceMemory(
+            f"{checked} bytes are more than any device has (at most 2**63 - 1 - {alignment})"
+        )
+    return checked
+
+
+def checked_alignment(alignment: int) -> int:
+    """``alignment`` as an int.
+
+    Raises
+    ------
+    TypeError
+        Not an integer.
+    ValueError
+        Not a power of two.
+    """
+    if isinstance(alignment, bool) or not hasattr(alignment, "__index__"):
+        raise TypeError(f"an alignment is an int of bytes, found {alignment!r}")
+    checked = index(alignment)
+    if checked < 1 or checked & (checked - 1):
+        raise ValueError(f"an alignment is a power of two, found {checked}")
     return checked

@@ -102,9 +102,7 @@ class _Reader:
             raise self._error(f"a resource's name is needed, found {self._found()}")
         if name not in _CLASSES:
             raise self._error(f"no resource {name!r}; known: {', '.join(_CLASSES)}")
-        cls = getattr(import_module("streamflow.memory"), _CLASSES[name], None)
-        if cls is None:
-            raise self._error(f"there is no {_CLASSES[name]} here")
+        cls = getattr(import_module("streamflow.memory"), _CLASSES[name])
         self._next()
         arguments: list[Any] = []
         keywords: dict[str, Any] = {}

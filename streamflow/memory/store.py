@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from streamflow.memory.order import FreePoint, StreamOrder
-from streamflow.memory.resource import ALIGNMENT
+from streamflow.memory.sizes import ALIGNMENT
 from streamflow.memory.space import Place, Space
 from streamflow.memory.spans import Region, Shelf, Span, find_run
 from streamflow.scheduler.timeline import Timeline, needed_waits

@@ -23,7 +23,8 @@ from streamflow.memory.figures import (
     pending_nbytes,
 )
 from streamflow.memory.order import FreePoint, StreamOrder
-from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource, Piece
+from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.sizes import ALIGNMENT
 from streamflow.memory.space import Place
 from streamflow.memory.spans import Region, Shelf, Span
 from streamflow.memory.store import NO_STREAM, Store

@@ -12,8 +12,10 @@ from weakref import ref
 import numpy as np
 
 from streamflow.errors import OutOfDeviceMemory, StreamflowError
+from streamflow.memory.default import resource_without_pools
 from streamflow.memory.registry import resource_in_use, resource_set_for
-from streamflow.memory.resource import ALIGNMENT, DeviceMemoryResource, Piece, checked_resource
+from streamflow.memory.resource import DeviceMemoryResource, Piece, checked_resource
+from streamflow.memory.sizes import ALIGNMENT
 from streamflow.memory.space import Place
 from streamflow.runtime.array import Allocation, DeviceArray
 from streamflow.runtime.memory_queue import MemoryQueue
@@ -40,7 +42,7 @@ class Memory:
     Attributes
     ----------
     pool : object
-        The backend's handle.
+        The backend's handle; None where the device has no stream-ordered pools.
     default : DeviceMemoryResource or None
         Where arrays come from unless they are told; None: from the owned pool.
     live : dict
@@ -54,12 +56,23 @@ class Memory:
     def __init__(self, core: Core) -> None:
         self._core = core
         # The default threshold of 0 gives memory back at every synchronisation.
-        self.pool = core.backend.create_pool(release_threshold_nbytes=_POOL_THRESHOLD_NBYTES)
+        self.pool: Any = None
         self.default: DeviceMemoryResource | None = None
+        self._instead: DeviceMemoryResource | None = None
+        if core.backend.memory_support().has_pools:
+            self.pool = core.backend.create_pool(release_threshold_nbytes=_POOL_THRESHOLD_NBYTES)
+        else:
+            self._instead = resource_without_pools(core.backend.index)
+        self.must_choose = self._instead is not None
         self.live: dict[int, tuple[ref[Allocation], int, Op[None], Piece | None]] = {}
         self.queue = MemoryQueue(core)
         self.is_patient = False  # asked by the queue, which asks again: no trimming, no report
         self._is_open = True
+
+    def set_default(self, resource: DeviceMemoryResource | None) -> None:
+        """Have arrays come from ``resource`` unless they are told otherwise."""
+        self.default = resource
+        self.must_choose = resource is not None or self._instead is not None
 
     def choose(self, memory: DeviceMemoryResource | None) -> DeviceMemoryResource | None:
         """Where an array comes from: ``memory``, else what is in use or set; None: the own pool.
@@ -80,7 +93,7 @@ class Memory:
         used = resource_in_use()
         if used is not None and used.device in (None, index):
             return used
-        return self.default or resource_set_for(index)
+        return self.default or resource_set_for(index) or self._instead
 
     def array(
         self,
@@ -367,10 +380,11 @@ class Memory:
 
     def trim(self) -> None:
         """Give back what the owned pool keeps for later. Any thread."""
-        self._core.backend.trim_pool(self.pool, 0)
+        if self.pool is not None:
+            self._core.backend.trim_pool(self.pool, 0)
 
     def close(self) -> None:
         """Destroy the pool."""
-        if self._is_open:
+        if self._is_open and self.pool is not None:
             self._is_open = False
             self._core.backend.destroy_pool(self.pool)

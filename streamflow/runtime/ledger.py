@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from streamflow.backends.base import PoolInfo
 from streamflow.backends.origin import describe
+from streamflow.errors import Closed
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
@@ -25,6 +26,7 @@ class DeviceStats:
     """Parked or staging."""
     num_in_flight: int
     memory: PoolInfo
+    """The device's own pool; all zero where it has none."""
     pinned_nbytes: int
     """Pinned bytes under the budget of results, live and cached."""
     num_parked: int
@@ -39,8 +41,12 @@ class DeviceStats:
     """How often that thread woke the loop."""
 
 
-def device_stats(core: Core, memory: PoolInfo) -> DeviceStats:
+def device_stats(core: Core) -> DeviceStats:
     """The counters of one device, without a query of its streams."""
+    if core.is_closed:
+        raise Closed(f"device {core.backend.index} is closed")
+    pool = core.memory.pool
+    memory = PoolInfo(0, 0, 0, 0, 0) if pool is None else core.backend.pool_info(pool)
     return DeviceStats(
         num_submitted=core.num_submitted,
         num_finished=core.num_finished,

@@ -91,7 +91,7 @@ class Submit(ABC):
             else:
                 line = placement.pick("empty", "empty", ())
         resource = None
-        if memory is not None or EVER_CHOSEN or core.memory.default is not None:
+        if memory is not None or EVER_CHOSEN or core.memory.must_choose:
             resource = core.memory.choose(memory)
         return core.memory.array(dims, size, checked, line, _getframe(1), resource)
 

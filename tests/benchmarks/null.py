@@ -152,6 +152,9 @@ class NullBackend:
     def allocate_pinned_blocking(self, nbytes: int, /) -> int:
         return host_memory.allocate(nbytes)
 
+    def allocate_mapped_blocking(self, nbytes: int, /) -> int:
+        return host_memory.allocate(nbytes)
+
     def free_pinned_blocking(self, address: int, /) -> None:
         host_memory.free(address)
 

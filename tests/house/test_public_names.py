@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import pytest
+
 import streamflow
 
 # "Parameters" and what stands under it, up to the next heading.
@@ -21,8 +23,10 @@ AS_ELSEWHERE = re.compile(r"Parameters and errors are those of\s+:\w+:`")
 
 def public_objects() -> Iterator[tuple[str, object]]:
     """Each public class and function, and the public methods of ours that they define."""
-    for name in streamflow.__all__:
-        found = getattr(streamflow, name)
+    rooms = [(streamflow, ""), (streamflow.memory, "memory.")]
+    for name, found in [
+        (prefix + name, getattr(room, name)) for room, prefix in rooms for name in room.__all__
+    ]:
         if not (inspect.isclass(found) or inspect.isroutine(found)):
             continue
         yield name, found
@@ -32,7 +36,8 @@ def public_objects() -> Iterator[tuple[str, object]]:
             if attribute.startswith("_"):
                 continue
             inner = getattr(member, "fget", None) or getattr(member, "__func__", member)
-            if inspect.isroutine(inner):
+            is_declared_above = any(attribute in vars(base) for base in found.__mro__[1:])
+            if inspect.isroutine(inner) and not is_declared_above:
                 yield f"{name}.{attribute}", inner
 
 
@@ -74,17 +79,18 @@ def test_every_public_name_is_in_the_reference(root: Path) -> None:
     assert shown == set(streamflow.__all__) - errors
 
 
-def test_every_name_of_testing_is_in_the_reference(root: Path) -> None:
-    """Under ``streamflow.testing``, ``streamflow``, or the module that it comes from."""
+def test_every_name_of_memory_and_testing_is_in_the_reference(root: Path) -> None:
+    """Under its room, under ``streamflow``, or under the module that it comes from."""
     shown: set[str] = set()
     for page in (root / "docs/reference").glob("*.md"):
         text = page.read_text(encoding="utf-8")
         shown.update(re.findall(r"^\.\. auto\w+:: ([\w.]+)$", text, re.MULTILINE))
     missing = []
-    for name in streamflow.testing.__all__:
-        home = getattr(getattr(streamflow.testing, name), "__module__", "streamflow.testing")
-        if not {f"{top}.{name}" for top in ("streamflow", "streamflow.testing", home)} & shown:
-            missing.append(name)
+    for room in (streamflow.memory, streamflow.testing):
+        for name in room.__all__:
+            home = getattr(getattr(room, name), "__module__", room.__name__)
+            if not {f"{top}.{name}" for top in ("streamflow", room.__name__, home)} & shown:
+                missing.append(f"{room.__name__}.{name}")
     assert not missing
 
 
@@ -139,3 +145,12 @@ def test_the_testing_kit_is_loaded_when_it_is_asked_for_and_brings_no_test_runne
     )
     assert result.stderr == ""
     assert result.stdout.split() == []
+
+
+def test_each_name_of_memory_is_found_when_it_is_asked_for() -> None:
+    memory = streamflow.memory
+    found = {name: getattr(memory, name) for name in memory.__all__}
+    assert set(memory._MODULES) <= found.keys()
+    assert not [name for name, value in found.items() if value is None]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        memory.nothing  # noqa: B018

@@ -347,3 +347,33 @@ def test_tracing_shows_whose_memory_an_array_was_given(run):
             assert (freed.ticket.seq, made, True) in edges
 
     run(main)
+
+
+def test_a_device_without_pools_cuts_up_linear_memory(run, monkeypatch, add_one):
+    from dataclasses import replace
+
+    from streamflow.backends.sim.device import SimDevice
+    from streamflow.memory import default
+
+    support = SimDevice.memory_support
+    monkeypatch.setattr(
+        SimDevice, "memory_support", lambda self: replace(support(self), has_pools=False)
+    )
+    monkeypatch.setattr(default, "_warned", set())
+
+    async def main():
+        with pytest.warns(RuntimeWarning, match="no stream-ordered memory pools"):
+            dev = await virtual().__aenter__()
+        x = dev.zeros(1000, np.float32)
+        dev.launch(add_one, x, x.size)
+        assert (await dev.get(x) == 1).all()
+        assert dev.sim.counters["allocate_linear_blocking"] == 1
+        assert dev.stats().memory == sf.PoolInfo(0, 0, 0, 0, 0)
+        with pytest.raises(sf.DeviceError, match="no stream-ordered"):
+            dev.memory  # noqa: B018
+        with pytest.raises(sf.OutOfDeviceMemory):
+            dev.empty(1 << 40, np.uint8)
+        del x
+        await dev.__aexit__(None, None, None)
+
+    run(main)

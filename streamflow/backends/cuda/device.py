@@ -19,6 +19,8 @@ from streamflow.backends.base import Access, Checker, DeviceProperties, KernelSp
 from streamflow.backends.cuda.errors import DriverCallError, check, translate
 from streamflow.backends.cuda.fills import Copy, Row, plan_fill
 from streamflow.backends.cuda.kernels import KernelLoader
+from streamflow.backends.cuda.mapped import CHUNK_NBYTES
+from streamflow.backends.cuda.mapped import holds as holds_mapped
 from streamflow.backends.cuda.pools import PoolVerbs
 from streamflow.backends.cuda.streams import StreamTable
 from streamflow.backends.memory import MemoryKind
@@ -89,6 +91,7 @@ class CudaBackend(PoolVerbs):
         _CONTEXTS[index] = self._handle
         self._streams = StreamTable()
         self._pools: dict[int, Any] = {}
+        self._between: Any = None  # the pool of copies between two blocks on the host
         self._kernels = KernelLoader(self._device)
         self._is_lost = False
         self._is_closed = False
@@ -213,6 +216,9 @@ class CudaBackend(PoolVerbs):
         """Copy pinned host memory to the device."""
         if self._num_devices > 1:
             self.set_current()
+        if holds_mapped(dst):
+            self._copy_by_device(dst, src, nbytes, stream)
+            return
         (error,) = _copy_h2d(dst, src, nbytes, self._streams[stream])
         if error:
             self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyHtoDAsync"))
@@ -221,6 +227,9 @@ class CudaBackend(PoolVerbs):
         """Copy from the device to pinned host memory."""
         if self._num_devices > 1:
             self.set_current()
+        if holds_mapped(src):
+            self._copy_by_device(dst, src, nbytes, stream)
+            return
         (error,) = _copy_d2h(dst, src, nbytes, self._streams[stream])
         if error:
             self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyDtoHAsync"))
@@ -229,6 +238,9 @@ class CudaBackend(PoolVerbs):
         """Copy within the device."""
         if self._num_devices > 1:
             self.set_current()
+        if holds_mapped(dst) and holds_mapped(src):
+            self._copy_by_device(dst, src, nbytes, stream)
+            return
         (error,) = _copy_d2d(dst, src, nbytes, self._streams[stream])
         if error:
             self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyDtoDAsync"))
@@ -252,6 +264,21 @@ class CudaBackend(PoolVerbs):
         (again,) = driver.cuMemcpyAsync(dst, src, nbytes, self._streams[stream])
         if again:
             raise error
+
+    def _copy_by_device(self, dst: int, src: int, nbytes: int, stream: Any) -> None:
+        """Copy between two page-locked blocks, of which one holds arrays: see ``mapped``."""
+        handle = self._streams[stream]
+        if self._between is None:
+            self._between = self.create_pool(release_threshold_nbytes=0)
+        chunk_nbytes = min(nbytes, CHUNK_NBYTES)
+        between = self.allocate(self._between, chunk_nbytes, stream)
+        try:
+            for start in range(0, nbytes, chunk_nbytes):
+                size = min(chunk_nbytes, nbytes - start)
+                check(_copy_h2d(between, src + start, size, handle), "cuMemcpyHtoDAsync")
+                check(_copy_d2h(dst + start, between, size, handle), "cuMemcpyDtoHAsync")
+        finally:
+            self.deallocate(between, stream)
 
     def copy_peer(
         self, dst: int, dst_index: int, src: int, src_index: int, nbytes: int, stream: Any, /

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
+from streamflow.backends.cuda import mapped
 from streamflow.backends.cuda.errors import DriverCallError, check
 from streamflow.backends.cuda.streams import StreamTable
 from streamflow.backends.cuda.support import location_of, read_memory_support
@@ -127,8 +128,15 @@ class MemoryVerbs:
             check(driver.cuMemHostAlloc(nbytes, driver.CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc")
         )
 
+    def allocate_mapped_blocking(self, nbytes: int, /) -> int:
+        """As :meth:`allocate_pinned_blocking`; copies from and to it go by the device."""
+        address = self.allocate_pinned_blocking(nbytes)
+        mapped.add(address, nbytes)
+        return address
+
     def free_pinned_blocking(self, address: int, /) -> None:
         """Give it back; waits for running kernels. Any thread, also after :meth:`close`."""
+        mapped.remove(address)
         self.set_current()
         check(driver.cuMemFreeHost(address), "cuMemFreeHost")
 

@@ -119,6 +119,10 @@ class MemoryVerbs(Checks):
         self.counts["allocate_pinned_blocking"] += 1
         return host_memory.allocate(nbytes)
 
+    def allocate_mapped_blocking(self, nbytes: int, /) -> int:
+        self.counts["allocate_mapped_blocking"] += 1
+        return host_memory.allocate(nbytes)
+
     def free_pinned_blocking(self, address: int, /) -> None:
         self.counts["free_pinned_blocking"] += 1
         host_memory.free(address)

@@ -182,6 +182,24 @@ class KindsContract(Harness):
         lender.give_back()
 
     @fidelity
+    def test_copies_between_pinned_blocks_wait_for_nothing(self, rig: Rig) -> None:
+        """Copies between two pinned blocks return at once, where arrays may lie in one (R1)."""
+        backend = rig.backend
+        (host, view), (back, result) = rig.pinned(_MIB), rig.pinned(_MIB)
+        view[:] = 7
+        first, second = (backend.allocate_mapped_blocking(_MIB) for _ in range(2))
+        with self.stall(rig, rig.stream):
+            held = rig.mark(rig.stream)
+            backend.copy_h2d(first, host, _MIB, rig.stream)
+            backend.copy_d2d(second, first, _MIB, rig.stream)
+            backend.copy_d2h(back, second, _MIB, rig.stream)
+            assert not held.is_done
+        rig.finish()
+        assert (result == 7).all()
+        for address in (first, second):
+            backend.free_pinned_blocking(address)
+
+    @fidelity
     def test_linear_memory_is_usable_on_every_stream_at_once(self, rig: Rig) -> None:
         """Linear memory may be used on any stream as soon as it is allocated."""
         backend = rig.backend

@@ -21,6 +21,7 @@ _DRIVER = (
     "allocate",
     "allocate_linear_blocking",
     "allocate_managed_blocking",
+    "allocate_mapped_blocking",
     "allocate_pinned_blocking",
     "allocate_system",
     "deallocate",

@@ -177,29 +177,19 @@ def test_same_stream_reuse_takes_no_wait(lab: Any) -> None:
     assert lab.device.counts["wait"] == 0
 
 
-def test_a_devices_default_is_a_pool_of_its_own(lab: Any) -> None:
-    resource = memory.default_resource(lab.space)
-    assert isinstance(resource, memory.CudaAsyncMemoryResource)
-    stream = lab.stream()
-    block = resource.allocate(4096, stream=stream)
-    assert resource.pool_handle() is not lab.device.default_pool()
-    assert info(lab, resource).release_threshold_nbytes >= 2**63 - 1
-    resource.deallocate(block, stream=stream)
-
-
 def test_without_pools_the_default_cuts_linear_memory_and_warns_once(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(default, "_warned", set())
     lab.without(has_pools=False)
     with pytest.warns(RuntimeWarning, match="no stream-ordered memory pools") as caught:
-        resource = memory.default_resource(lab.space)
+        resource = default.resource_without_pools(0)
     assert len(caught) == 1
     assert isinstance(resource, memory.PoolMemoryResource)
     assert isinstance(resource.upstream_mr, memory.CudaMemoryResource)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        memory.default_resource(lab.space)
+        default.resource_without_pools(0)
     stream = lab.stream()
     resource.deallocate(resource.allocate(4096, stream=stream), stream=stream)
     assert lab.device.counts["create_pool"] == 0

@@ -76,12 +76,6 @@ def test_what_is_wrong_is_said_with_its_place(text: str, message: str) -> None:
         parse_resource(text)
 
 
-def test_a_class_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(memory, "ArenaMemoryResource")
-    with pytest.raises(ValueError, match="there is no ArenaMemoryResource here"):
-        parse_resource("arena(cuda)")
-
-
 def test_what_the_class_refuses_goes_to_the_caller() -> None:
     spec: Any = parse_resource("aligned(cuda, 3)")
     with pytest.raises(ValueError, match="power of two"):

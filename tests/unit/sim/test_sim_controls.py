@@ -279,6 +279,7 @@ def test_every_verb_of_the_protocol_counts_under_its_name(lab, sim, submits):
     lab.run()
     device.free_linear_blocking(managed)
     device.free_pinned_blocking(device.allocate_pinned_blocking(64))
+    device.free_pinned_blocking(device.allocate_mapped_blocking(64))
     spec = KernelSpec("k", (), body=lambda: None)
     device.load_kernel(spec)
     device.load_kernel_blocking(spec)
