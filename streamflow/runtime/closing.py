@@ -150,10 +150,19 @@ async def close(core: Core, error: BaseException | None) -> None:
     def is_drained() -> bool:
         return core.lost is not None or not _unfinished(core)
 
-    await outlast(drain(core, shielded=True, timeout_s=timeout_s))
+    async def drain_all() -> None:
+        """Until nothing is left, also of what is dropped meanwhile, or something is stuck."""
+        while True:
+            core.drain_dropped()
+            before = _unfinished(core)
+            await outlast(drain(core, shielded=True, timeout_s=timeout_s))
+            if is_drained() or not set(before).isdisjoint(_unfinished(core)):
+                return
+
+    await drain_all()
     if core.lost is None and is_drained():
         core.memory.free_all()
-        await outlast(drain(core, shielded=True, timeout_s=timeout_s))
+        await drain_all()
     was_drained = is_drained()
     if not was_drained:
         core.left_behind = make_report(core)

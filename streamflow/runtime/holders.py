@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from sys import getrefcount
 from types import CellType, CoroutineType, GeneratorType
 from typing import Any
+from weakref import getweakrefcount
 
 from streamflow.runtime.array import Allocation, DeviceArray
 
@@ -25,8 +26,8 @@ def are_held_only_by(allocations: list[Allocation], tasks: Iterable[Any]) -> boo
     """Whether every reference to ``allocations`` comes from what ``tasks`` have suspended.
 
     Follows the variables of their coroutines, through lists, tuples, dicts, sets, closures and
-    arrays. A reference from anywhere else, an object of the program's say, means False, and so
-    does a walk that would take long: True is certain, False is not.
+    arrays. A reference from anywhere else, an object of the program's say, means False; so does
+    a weak one, and a walk that would take long: True is certain, False is not.
     """
     walk = _Walk(map(id, allocations))
     roots = [task.get_coro() if hasattr(task, "get_coro") else task.coro for task in tasks]
@@ -44,7 +45,11 @@ class _Walk:
 
     def reach(self, roots: list[Any]) -> bool:
         """Follow all that ``roots`` refer to; False if that is too much."""
-        self._known = dict.fromkeys(map(id, roots), True)
+        for root in roots:
+            call = self._found[id(root)] = root  # where another refers to it: not walked twice
+            while isinstance(call, _CALLS):  # what a task awaits is the task's, whoever knows it
+                self._known[id(call)] = True
+                call = call.cr_await if isinstance(call, CoroutineType) else call.gi_yieldfrom
         stack = roots
         while stack:
             parent = stack.pop()
@@ -53,7 +58,7 @@ class _Walk:
                 if not (isinstance(child, _WALKED) or key in self.held):
                     continue
                 self._parents.setdefault(key, []).append(id(parent))
-                if key not in self._found and key not in self._known:
+                if key not in self._found:
                     self._found[key] = child
                     if key not in self.held:
                         stack.append(child)
@@ -69,10 +74,18 @@ class _Walk:
         return self._known[key]
 
     def _count(self, key: int) -> bool:
-        thing = self._found[key]
-        if isinstance(thing, _CALLS):  # suspended in one place, which was walked
-            return True
-        # Ours: in _found, thing, getrefcount's argument, and the caller's list of allocations.
-        num_others = getrefcount(thing) - (4 if key in self.held else 3)
+        is_held = key in self.held  # by the caller's list as well, and weakly by the device
+        if getweakrefcount(self._found[key]) > is_held:
+            return False
+        num_others = _num_references(self._found, key) - _NUM_OWN - is_held
         parents = self._parents[key]
         return num_others == len(parents) and all(map(self.is_explained, parents))
+
+
+def _num_references(found: dict[int, Any], key: int) -> int:
+    thing = found[key]
+    return getrefcount(thing)
+
+
+_NUM_OWN = _num_references({0: object()}, 0)
+"""How many of those are ours: which calls count differs between versions of Python."""

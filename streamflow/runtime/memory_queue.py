@@ -141,7 +141,7 @@ class MemoryQueue:
 
         def expire() -> None:
             if not waiter.has_ended:
-                report = memory_report(core, waiter.nbytes, waiter.resource)
+                report = memory_report(core, waiter.nbytes, waiter.resource, has_waited=True)
                 waiter.error = DeadlineExceeded(
                     f"no memory within {timeout_s} s: {report}", report=report
                 )
@@ -279,7 +279,9 @@ class MemoryQueue:
             self._soon()
             return
         newest = max(self.all_waiters(), key=lambda waiter: waiter.called_s)
-        newest.error = describe_shortage(core, newest.nbytes, newest.resource, None, _HOPELESS)
+        newest.error = describe_shortage(
+            core, newest.nbytes, newest.resource, None, _HOPELESS, has_waited=True
+        )
         newest.end()
 
     def _look_again(self) -> None:

@@ -78,16 +78,20 @@ def describe_shortage(
     resource: DeviceMemoryResource | None,
     cause: BaseException | None,
     note: str = "",
+    *,
+    has_waited: bool = False,
 ) -> OutOfDeviceMemory:
     """The error for a request that nothing could serve."""
-    report = memory_report(core, nbytes, resource)
+    report = memory_report(core, nbytes, resource, has_waited=has_waited)
     if resource is not None and cause is not None:
         note = f"the resource said: {cause}"
     return OutOfDeviceMemory(f"{report}\n  {note}" if note else str(report), report=report)
 
 
-def memory_report(core: Core, nbytes: int, resource: DeviceMemoryResource | None) -> MemoryReport:
-    """What there is now, for a request of ``nbytes``."""
+def memory_report(
+    core: Core, nbytes: int, resource: DeviceMemoryResource | None, *, has_waited: bool = False
+) -> MemoryReport:
+    """What there is now, for a request of ``nbytes``, which may have waited in vain."""
     free = core.backend.memory_info()[0]
     if resource is None:
         info = core.backend.pool_info(core.memory.pool)
@@ -120,7 +124,7 @@ def memory_report(core: Core, nbytes: int, resource: DeviceMemoryResource | None
         pending,
         tuple(behind.most_common(_NUM_TOLD)),
         name,
-        _next_step(core, nbytes, resource, hole, pending, holders),
+        _next_step(core, nbytes, resource, hole, pending, holders, has_waited),
     )
 
 
@@ -166,16 +170,21 @@ def _next_step(
     hole: int,
     pending: int,
     holders: tuple[tuple[str, int, int], ...],
+    has_waited: bool,
 ) -> str:
     if nbytes > core.backend.properties.total_memory_nbytes:
         return "a smaller array, or several: the whole device has less than that"
     if pending or core.space.is_releasing:
+        if has_waited:
+            return "a longer timeout: frees are pending"
         return "`await dev.alloc(...)`, which waits for the frees that are pending"
     if resource is not None and hole >= nbytes:
         return f"another resource, or a larger limit for {resource!r}: the device itself has room"
     if holders:
-        return (
-            f"dropping arrays, first of all those made at {holders[0][0]}, or `await "
-            "dev.alloc(...)`, which waits until somebody does"
-        )
+        step = f"dropping arrays, first of all those made at {holders[0][0]}"
+        if has_waited:
+            return step
+        return f"{step}, or `await dev.alloc(...)`, which waits until somebody does"
+    if core.space.is_shared:
+        return "freeing blocks of resources, or arrays of this GPU's other devices in this process"
     return "closing what else uses this GPU: no array of this device is alive"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import types
 from functools import partial
 from types import SimpleNamespace
 from weakref import ref
@@ -549,5 +550,103 @@ def test_what_goes_back_to_another_resource_meanwhile_ends_the_wait(run, clock):
             group.start_soon(dev.alloc, 40 * MIB, np.uint8)
             await turns(10)
             held.clear()  # its pool keeps it
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["a weak reference", "a coroutine", "a generator"])
+def test_who_could_still_free_an_array_makes_no_circle(run, how):
+    def suspended(x):
+        yield
+        assert x.nbytes
+
+    async def waiting(x):
+        await types.coroutine(suspended)(x)
+        assert x.nbytes
+
+    async def main():
+        async with small() as dev, anyio.create_task_group() as group:
+            known = []
+
+            async def hold():
+                x = dev.empty(40 * MIB, np.uint8)
+                if how == "a weak reference":
+                    known.append(ref(x))
+                else:
+                    walk = (suspended if how == "a generator" else waiting)(x)
+                    known.append(walk)
+                    walk.send(None)
+                    del x
+                await dev.alloc(40 * MIB, np.uint8)
+
+            group.start_soon(hold)
+            await turns(50)
+            thing = known.pop()
+            if how == "a weak reference":
+                thing().free()
+            else:
+                thing.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("holder", "step"),
+    [
+        ("a block", "freeing blocks of resources"),
+        ("a device", "arrays of this GPU's other devices"),
+    ],
+)
+def test_a_shortage_names_the_next_step(run, holder, step):
+    async def main():
+        async with small() as dev, small() as other:
+            cuda = sf.memory.CudaMemoryResource()
+            stream, block, x = dev.stream(), None, None
+            if holder == "a block":
+                block = cuda.allocate(50 * MIB, stream=stream)
+            else:
+                x = other.empty(50 * MIB, np.uint8)
+            with pytest.raises(sf.OutOfDeviceMemory) as caught:
+                dev.empty(40 * MIB, np.uint8)
+            assert step in caught.value.report.next_step
+            if block is not None:
+                cuda.deallocate(block, stream=stream)
+            del x
+
+    run(main)
+
+
+def test_who_has_waited_is_not_told_to_wait(run):
+    async def main():
+        async with small() as dev:
+            held = [dev.empty(40 * MIB, np.uint8)]
+            with pytest.raises(sf.OutOfDeviceMemory) as circle:
+                await dev.alloc(40 * MIB, np.uint8)
+            box = SimpleNamespace(held=held)
+            with pytest.raises(sf.DeadlineExceeded) as late:
+                await dev.alloc(40 * MIB, np.uint8, timeout=1)
+            for caught in (circle, late):
+                assert caught.value.report.next_step.startswith("dropping arrays")
+                assert "await" not in caught.value.report.next_step
+            assert box.held
+
+    run(main)
+
+
+@pytest.mark.parametrize("num_turns", range(8))
+def test_an_array_dropped_while_the_device_drains_is_freed(run, num_turns):
+    async def main():
+        async with anyio.create_task_group() as group:
+
+            async def work(dev, size):
+                x = dev.zeros(size, np.uint8)
+                await turns(num_turns)
+                del x
+
+            async with small() as dev:
+                for k in range(4):
+                    group.start_soon(work, dev, k + 1)
+                await turns(2)
+            assert dev._core.left_behind is None
 
     run(main)
