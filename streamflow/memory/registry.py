@@ -156,6 +156,7 @@ def using(resource: DeviceMemoryResource) -> Using:
 
     Tasks started inside inherit it. Blocks may be left in any order: each takes back its own
     entry only. Inside a suspended generator the block stays visible to the generator's task.
+    Arrays of a device that ``resource`` wasn't made for come from where they came from before.
 
     Parameters
     ----------
@@ -200,10 +201,12 @@ class Using:
         return f"<using {self.resource!r}>"
 
 
-def resource_in_use() -> DeviceMemoryResource | None:
-    """That of the task's innermost ``with using(...):``; None outside any."""
-    entered = _used.get()
-    return entered[-1].resource if entered else None
+def resource_in_use(ordinal: int | None = None) -> DeviceMemoryResource | None:
+    """That of the task's innermost ``with using(...):``, if given the one that serves a device."""
+    for each in reversed(_used.get()):
+        if ordinal is None or each.resource.device in (None, ordinal):
+            return each.resource
+    return None
 
 
 def resource_set_for(ordinal: int) -> DeviceMemoryResource | None:

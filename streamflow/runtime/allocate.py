@@ -90,10 +90,8 @@ class Memory:
             if memory.device not in (None, index):
                 raise ValueError(f"{memory!r} was made for device {memory.device}, not {index}")
             return memory
-        used = resource_in_use()
-        if used is not None and used.device in (None, index):
-            return used
-        return self.default or resource_set_for(index) or self._instead
+        used = resource_in_use(index)
+        return used or self.default or resource_set_for(index) or self._instead
 
     def array(
         self,
