@@ -292,7 +292,7 @@ def replay(
 ) -> None:
     """Run a log of allocations against several memory resources, on the simulator.
 
-    Says for each what it reserved at most, how much of that was never live, how often it made
+    Says for each what it reserved at most, how scattered its free memory was, how often it made
     streams wait, and what its calls took the host. Fails if one could not serve the log.
     """
     from streamflow.memory import log as logs
@@ -347,33 +347,28 @@ def _print_replayed(
             json.dumps({**facts, "problems": list(plan.problems), "resources": rows}, indent=1)
         )
         return
+    from streamflow.trace.units import spell_bytes
+
     _print_facts({**facts, "problems": len(plan.problems) or None}, as_json=False)
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    table.add_column("resource", overflow="fold")
-    for name in (
-        "peak live",
-        "peak reserved",
-        "fragmentation",
-        "waits",
-        "stalls",
-        "refused",
-        "allocate",
-        "free",
-    ):
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    names = ("peak reserved", "fragmentation", "waits", "stalls", "refused", "allocate", "free")
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("resource", no_wrap=True)  # the longest last: a narrow terminal breaks it
     for each in outcomes:
+        scattered = each.fragmentation
         table.add_row(
-            each.resource,
-            f"{each.peak_live_nbytes / 2**20:.1f} MiB",
-            f"{each.peak_reserved_nbytes / 2**20:.1f} MiB",
-            f"{each.fragmentation:.1%}",
+            spell_bytes(each.peak_reserved_nbytes),
+            "-" if scattered is None else f"{scattered:.1%}",
             str(each.num_waits),
             str(each.num_stalls),
             str(each.num_failures),
             f"{each.allocate_us:.1f} us",
             f"{each.free_us:.1f} us",
+            each.resource,
         )
-    Console(markup=False, highlight=False, emoji=False).print(table)
+    # As wide as it gets: a table that is fitted to the terminal loses columns.
+    Console(markup=False, highlight=False, emoji=False, width=10_000).print(table)
 
 
 def _fail(message: str, *, code: int = 1) -> NoReturn:

@@ -21,7 +21,7 @@ from streamflow.config import Settings
 from streamflow.errors import Closed, DeviceError, SimulatorWarning
 from streamflow.memory.mempool import MemoryPool
 from streamflow.memory.pinned import PinnedPool
-from streamflow.memory.resource import DeviceMemoryResource
+from streamflow.memory.resource import DeviceMemoryResource, checked_resource
 from streamflow.runtime.closing import close, drain, leave, raise_failures
 from streamflow.runtime.core import Core
 from streamflow.runtime.launch import Launcher
@@ -98,8 +98,7 @@ class Device(Submit):
             raise TypeError(f"placement= takes a plain function, found {placement!r}")
         self._placement = placement
         if memory is not None:
-            if not isinstance(memory, DeviceMemoryResource):
-                raise TypeError(f"memory= takes a memory resource, found {memory!r}")
+            checked_resource(memory, "memory=")
             if memory.device not in (None, self.index):
                 raise ValueError(
                     f"{memory!r} was made for device {memory.device}, not {self.index}"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamflow.errors import OutOfDeviceMemory
-from streamflow.memory.resource import Block, DeviceMemoryResource
+from streamflow.memory.resource import Block, DeviceMemoryResource, checked_resource
 from streamflow.memory.sizes import ALIGNMENT
 
 __all__ = ["Allocator", "PolymorphicAllocator", "StreamAllocatorAdaptor", "TypedAllocator"]
@@ -55,9 +55,7 @@ class TypedAllocator:
             from streamflow.memory.registry import get_current_device_resource
 
             resource = get_current_device_resource()
-        if not isinstance(resource, DeviceMemoryResource):
-            raise TypeError(f"resource= takes a DeviceMemoryResource, found {resource!r}")
-        self.resource = resource
+        self.resource = checked_resource(resource, "resource=")
 
     def allocate(self, num_items: int, *, stream: Any) -> Block:
         """Memory for ``num_items`` items.

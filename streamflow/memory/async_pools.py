@@ -7,6 +7,7 @@ from typing import Any
 from streamflow.backends.base import Backend
 from streamflow.errors import Closed, DeviceError, DeviceLost
 from streamflow.memory.leaf import LeafMemoryResource, padded
+from streamflow.memory.mempool import MemoryPool
 from streamflow.memory.resource import DeviceMemoryResource, Piece
 from streamflow.memory.sizes import checked_size
 from streamflow.memory.space import Place, Space
@@ -251,35 +252,53 @@ class CudaAsyncViewMemoryResource(_PoolMemoryResource):
         The backend's own handle of a pool, or what has one as ``handle``, such as a
         ``MemoryPool``, which is kept alive.
     device : Device or int, optional
-        The pool's. Default: that of the stream of its first allocation.
+        Whose streams it serves. Default: the device that a ``MemoryPool`` lies on; else that of
+        the stream of its first allocation.
 
     Raises
     ------
     TypeError
         No pool.
+    Closed
+        The pool is closed.
     DeviceError
         The device has no pools; at the first allocation where it isn't open yet.
 
     Notes
     -----
-    The pool is neither altered nor destroyed. Two views of one pool are equal.
+    The pool is neither altered nor destroyed. The host may touch the memory of a ``MemoryPool``
+    that lies there, once the work on it has been awaited. Two views of one pool are equal.
     """
 
     def __init__(self, pool_handle: Any, device: Any = None) -> None:
+        if isinstance(pool_handle, DeviceMemoryResource):
+            raise TypeError(
+                f"pool_handle takes a pool or its handle, found {pool_handle!r}: resources over "
+                "a pool have its handle as pool_handle()"
+            )
         if pool_handle is None or isinstance(pool_handle, (bool, str, bytes)):
             raise TypeError(f"pool_handle takes a pool or its handle, found {pool_handle!r}")
         self._source = pool_handle
+        self._key = _key_of(_handle_of(pool_handle))
+        if isinstance(pool_handle, MemoryPool):
+            self.is_host_accessible = pool_handle.location.kind != "device"
+            if device is None and not self.is_host_accessible:
+                device = pool_handle.device
         super().__init__(device)
 
     def _prepare(self, place: Place) -> None:
         self._pool = _handle_of(self._source)
+
+    def _allocate(self, nbytes: int, alignment: int, place: Place) -> tuple[int, int]:
+        self._pool = _handle_of(self._source)  # a closed pool's handle may be another's by now
+        return super()._allocate(nbytes, alignment, place)
 
     def is_equal(self, other: DeviceMemoryResource) -> bool:
         """Whether both are views of one pool."""
         return (
             type(other) is type(self)
             and isinstance(other, CudaAsyncViewMemoryResource)
-            and _key_of(self._source) == _key_of(other._source)
+            and self._key == other._key
         )
 
 
@@ -287,7 +306,6 @@ def _handle_of(source: Any) -> Any:
     return getattr(source, "handle", source)
 
 
-def _key_of(source: Any) -> Any:
-    handle = _handle_of(source)
+def _key_of(handle: Any) -> Any:
     # The driver's handles don't compare, but have an address.
     return int(handle) if hasattr(handle, "__int__") else id(handle)

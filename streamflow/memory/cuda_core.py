@@ -8,7 +8,7 @@ from streamflow.backends.base import Backend
 from streamflow.errors import BackendUnavailable
 from streamflow.memory.current import find_space
 from streamflow.memory.leaf import DeferringMemoryResource
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.resource import DeviceMemoryResource, Piece, checked_resource
 from streamflow.memory.space import Place, Space
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ def to_cuda_core(resource: DeviceMemoryResource) -> Any:
     Closed
         The device isn't open.
     """
-    if not isinstance(resource, DeviceMemoryResource):
-        raise TypeError(f"to_cuda_core takes a DeviceMemoryResource, found {resource!r}")
-    space = resource._known_space()
+    space = checked_resource(resource, "to_cuda_core")._known_space()
     _check_cuda(space)
     from streamflow.backends.cuda.resources import ResourceForCudaCore
 

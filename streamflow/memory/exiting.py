@@ -15,7 +15,8 @@ def _asker(known: dict[str, object]) -> Callable[[], bool]:
 
         True in every handler of :mod:`atexit`, whichever order they were registered in, in
         threads that still run then, and through teardown. Reads one flag; never calls the
-        driver. A running child of a fork is another matter (rule R12): it isn't exiting.
+        driver. A running child of a fork is another matter (rule R12): it isn't exiting, unless
+        its parent was.
 
         Returns
         -------

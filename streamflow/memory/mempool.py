@@ -63,7 +63,7 @@ class MemoryPool:
         exportable: bool = False,
         deterministic: bool = False,
     ) -> None:
-        space = find_space(device)
+        space = find_space(named(device))
         backend = space.backend
         place = _location(location, space.index)
         max_nbytes = checked_size(max_size, "max_size")
@@ -226,7 +226,11 @@ class MemoryPool:
         Closed
             ``device`` is not open.
         """
-        wanted = PoolAccess(access)
+        try:
+            wanted = PoolAccess(access)
+        except ValueError:
+            names = ", ".join(repr(each.value) for each in PoolAccess)
+            raise ValueError(f"access is one of {names}, found {access!r}") from None
         space = find_space(named(device))
         known, ordinal = self._known, space.index
         handle, backend = self.handle, known.backend

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import index
 from typing import Protocol
 
 from streamflow.backends.memory import PoolAttribute
@@ -118,7 +117,7 @@ class PoolAttributes:
         self._pool._write(attribute, int(value))
 
     def _start_again(self, attribute: PoolAttribute, value: int) -> None:
-        if index(value) != 0:
+        if value != 0:
             raise ValueError(
                 f"{attribute.value} can be set to 0 only, to start again from now; found {value!r}"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamflow.memory.resource import DeviceMemoryResource
+from streamflow.memory.resource import DeviceMemoryResource, checked_resource
 
 __all__ = [
     "device_async_resource_ref",
@@ -45,8 +45,7 @@ def require(
     ValueError
         Names every property that is not as asked for.
     """
-    if not isinstance(resource, DeviceMemoryResource):
-        raise TypeError(f"takes a memory resource, found {resource!r}")
+    checked_resource(resource)
     asked = (
         ("device accessible", device, resource.is_device_accessible),
         ("host accessible", host, resource.is_host_accessible),

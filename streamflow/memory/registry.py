@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from streamflow.memory.current import checked_device, current_device
-from streamflow.memory.resource import DeviceMemoryResource
+from streamflow.memory.resource import DeviceMemoryResource, checked_resource
 
 __all__ = [
     "EVER_CHOSEN",
@@ -84,7 +84,7 @@ def set_per_device_resource(device: Any, resource: DeviceMemoryResource) -> Devi
         A negative ordinal, or a resource made for another device.
     """
     ordinal = _ordinal(device)
-    checked = _checked(resource)
+    checked = checked_resource(resource)
     made_for = checked.device
     if made_for is not None and made_for != ordinal:
         raise ValueError(
@@ -156,6 +156,7 @@ def using(resource: DeviceMemoryResource) -> Using:
 
     Tasks started inside inherit it. Blocks may be left in any order: each takes back its own
     entry only. Inside a suspended generator the block stays visible to the generator's task.
+    Arrays of a device that ``resource`` wasn't made for come from where they came from before.
 
     Parameters
     ----------
@@ -166,7 +167,7 @@ def using(resource: DeviceMemoryResource) -> Using:
     TypeError
         Not a resource; None is none.
     """
-    return Using(_checked(resource))
+    return Using(checked_resource(resource))
 
 
 class Using:
@@ -200,10 +201,12 @@ class Using:
         return f"<using {self.resource!r}>"
 
 
-def resource_in_use() -> DeviceMemoryResource | None:
-    """That of the task's innermost ``with using(...):``; None outside any."""
-    entered = _used.get()
-    return entered[-1].resource if entered else None
+def resource_in_use(ordinal: int | None = None) -> DeviceMemoryResource | None:
+    """That of the task's innermost ``with using(...):``, if given the one that serves a device."""
+    for each in reversed(_used.get()):
+        if ordinal is None or each.resource.device in (None, ordinal):
+            return each.resource
+    return None
 
 
 def resource_set_for(ordinal: int) -> DeviceMemoryResource | None:
@@ -227,9 +230,3 @@ def _ordinal(device: Any) -> int:
     if ordinal > _MAX_ORDINAL:
         raise ValueError(f"a device's ordinal is a C int, found {ordinal}")
     return ordinal
-
-
-def _checked(resource: Any) -> DeviceMemoryResource:
-    if not isinstance(resource, DeviceMemoryResource):
-        raise TypeError(f"takes a memory resource, found {resource!r}")
-    return resource

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from time import perf_counter_ns
 from typing import Any
 
@@ -17,6 +18,7 @@ from streamflow.backends import open_backend
 from streamflow.backends.base import Backend, KernelSpec, Parameter
 from streamflow.config import Settings, SimOptions
 from streamflow.errors import OutOfDeviceMemory
+from streamflow.memory.figures import Figures
 from streamflow.memory.log import LogAction, LogRecord
 from streamflow.memory.resource import DeviceMemoryResource, Piece
 from streamflow.memory.sizes import ALIGNMENT
@@ -27,6 +29,8 @@ __all__ = ["Plan", "Replayed", "plan_replay", "replay"]
 
 _SECONDS = Parameter("seconds", "double", np.dtype(np.float64), None)
 _DAY_US = 24 * 60 * 60 * 10**6
+_NUM_SAMPLES = 1000
+"""Of the fragmentation: each walks over all free blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,8 @@ class Replayed:
     peak_live_nbytes: int
     peak_reserved_nbytes: int
     """What the stack had taken of the device at most."""
-    fragmentation: float
-    """1 - peak live / peak reserved."""
+    fragmentation: float | None
+    """1 - largest hole / free, the mean over the log; None without a sub-allocator in the stack."""
     num_waits: int
     """Waits of one stream for another that the stack put in."""
     allocate_us: float
@@ -179,8 +183,11 @@ def replay(plan: Plan, spec: ResourceSpec, *, memory_nbytes: int, lag_s: float) 
         space = enter_space(backend)
         try:
             run = _Run(backend, space, spec.make(), plan.num_streams, lag_s)
-            for step in plan.steps:
+            every = max(1, len(plan.steps) // _NUM_SAMPLES)
+            for number, step in enumerate(plan.steps):
                 run.take(step) if not step.is_free else run.give(step)
+                if not number % every:
+                    run.sample()
             run.finish()
             return run.outcome(spec.text)
         finally:
@@ -202,6 +209,8 @@ class _Run:
     ) -> None:
         self.backend: Any = backend  # a simulated one: it counts its calls
         self.resource = resource
+        self.figures = _figures_of(resource)
+        self.fragmentations: list[float] = []
         self.lag_s = lag_s
         self.streams = [backend.create_stream() for _ in range(num_streams)]
         self.places = [space.place(stream) for stream in self.streams]
@@ -241,6 +250,11 @@ class _Run:
         self._pass_time(step.time_s)
         self._give(step)
 
+    def sample(self) -> None:
+        """See how scattered the free memory is."""
+        if self.figures is not None:
+            self.fragmentations.append(self.figures.fragmentation)
+
     def finish(self) -> None:
         """Free what the log left, and let the device end its work."""
         for block, (piece, stream) in list(self.pieces.items()):
@@ -249,7 +263,6 @@ class _Run:
         self.backend.synchronize_blocking()
 
     def outcome(self, text: str) -> Replayed:
-        reserved = self.peak_reserved
         return Replayed(
             resource=text,
             num_allocations=self.num_allocations,
@@ -257,8 +270,8 @@ class _Run:
             num_failures=self.num_failures,
             num_stalls=self.num_stalls,
             peak_live_nbytes=self.peak_live,
-            peak_reserved_nbytes=reserved,
-            fragmentation=1 - self.peak_live / reserved if reserved else 0.0,
+            peak_reserved_nbytes=self.peak_reserved,
+            fragmentation=fmean(self.fragmentations) if self.fragmentations else None,
             num_waits=self.num_waits,
             allocate_us=self.allocate_ns / 1e3 / max(1, self.num_allocations),
             free_us=self.free_ns / 1e3 / max(1, self.num_frees),
@@ -310,3 +323,10 @@ class _Run:
         while self.backend.advance(0, time_s):
             pass
         self.backend.skip_to(0, time_s, True)
+
+
+def _figures_of(resource: Any) -> Figures | None:
+    """The outermost sub-allocator of a stack."""
+    while resource is not None and not isinstance(resource, Figures):
+        resource = getattr(resource, "upstream_mr", None)
+    return resource

@@ -27,6 +27,7 @@ __all__ = [
     "Block",
     "DeviceMemoryResource",
     "Piece",
+    "checked_resource",
 ]
 
 _generations = count(1)
@@ -187,7 +188,7 @@ class DeviceMemoryResource(ABC):
     def __init__(self, device: Any = None) -> None:
         # An ordinal may be named before that device is entered; an open Device is one space.
         self._device: int | None = None if device is None else checked_device(device)
-        named = device is not None and not isinstance(device, int)
+        named = device is not None and not hasattr(device, "__index__")
         self._space: Space | None = find_space(device) if named else None
         self._lock = threading.RLock()
         self._is_closed = False
@@ -392,9 +393,11 @@ class DeviceMemoryResource(ABC):
                 self._space = space
                 space.tenants[id(self)] = self
         elif space.key != key:
+            other = f"device {place.backend.index}"
+            if place.backend.index == space.index:
+                other += " of another event loop, whose simulated memory is another"
             raise ValueError(
-                f"{self!r} has its memory on device {space.index}, the stream belongs to "
-                f"another open device ({place.backend.index})"
+                f"{self!r} has its memory on device {space.index}, the stream belongs to {other}"
             )
 
     def _on_space_closing(self) -> None:
@@ -457,7 +460,7 @@ class DeviceMemoryResource(ABC):
 
     def _check_back(self, block: Block) -> None:
         if not isinstance(block, Block):
-            raise TypeError(f"deallocate takes a Block, found {block!r}")
+            raise TypeError(f"takes a Block, found {block!r}")
         if block.resource is not self and not self.is_equal(block.resource):
             raise ValueError(f"{block!r} is not a block of {self!r}")
         if block._freed_at is not None:
@@ -557,3 +560,23 @@ def _finish_blocking(place: Place) -> None:
     else:
         event.sync()
     event.close()
+
+
+def checked_resource(value: Any, name: str = "") -> DeviceMemoryResource:
+    """``value``, which the argument ``name`` was given.
+
+    Raises
+    ------
+    TypeError
+        Not a resource; says how to make one of what resembles it.
+    """
+    if isinstance(value, DeviceMemoryResource):
+        return value
+    hint = ""
+    if isinstance(value, type):
+        hint = ": call the class to make one"
+    elif hasattr(type(value), "allocate"):
+        hint = ": from_cuda_core(...) makes one of cuda.core's"
+    elif hasattr(type(value), "handle"):
+        hint = ": CudaAsyncViewMemoryResource(...) makes one of a pool"
+    raise TypeError(f"{name} takes a memory resource, found {value!r}{hint}".lstrip())

@@ -24,7 +24,12 @@ def checked_size(value: int | str, name: str, *, largest: int = 2**63 - 1) -> in
         Not a size, negative, or above ``largest``.
     """
     if isinstance(value, str):
-        checked = parse_nbytes(value)
+        try:
+            checked = parse_nbytes(value)
+        except ValueError:
+            raise ValueError(
+                f"{name} is a number of bytes such as 4096 or '1GiB', found {value!r}"
+            ) from None
     elif isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} is an int of bytes or a string like '1GiB', found {value!r}")
     else:

@@ -35,6 +35,9 @@ class Tenant(Protocol):
     def _is_empty(self) -> bool:
         """Whether it holds no memory of the device."""
 
+    def trim(self) -> None:
+        """Give back what it keeps for later, as far as nothing uses it."""
+
     def _on_space_closing(self) -> None:
         """Give everything back: nothing on the device uses it any more. May block."""
 
@@ -104,6 +107,12 @@ class Space:
         with self._lock:
             for trim in self._caches.values():
                 trim()
+
+    def trim_resources(self) -> None:
+        """Have every resource here give back what it keeps for later. Hold none of their locks."""
+        # The outer ones first: each gives back to those below it.
+        for tenant in sorted(self.tenants.values(), key=lambda one: one._depth, reverse=True):
+            tenant.trim()
 
     def has(self, backend: object) -> bool:
         """Whether ``backend`` is one of the open ones."""

@@ -14,7 +14,7 @@ import numpy as np
 from streamflow.errors import OutOfDeviceMemory, StreamflowError
 from streamflow.memory.default import resource_without_pools
 from streamflow.memory.registry import resource_in_use, resource_set_for
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.resource import DeviceMemoryResource, Piece, checked_resource
 from streamflow.memory.sizes import ALIGNMENT
 from streamflow.memory.space import Place
 from streamflow.runtime.array import Allocation, DeviceArray
@@ -86,15 +86,12 @@ class Memory:
         """
         index = self._core.backend.index
         if memory is not None:
-            if not isinstance(memory, DeviceMemoryResource):
-                raise TypeError(f"memory= takes a memory resource, found {memory!r}")
+            checked_resource(memory, "memory=")
             if memory.device not in (None, index):
                 raise ValueError(f"{memory!r} was made for device {memory.device}, not {index}")
             return memory
-        used = resource_in_use()
-        if used is not None and used.device in (None, index):
-            return used
-        return self.default or resource_set_for(index) or self._instead
+        used = resource_in_use(index)
+        return used or self.default or resource_set_for(index) or self._instead
 
     def array(
         self,
@@ -213,7 +210,7 @@ class Memory:
         core = self._core
         for is_last in (False, True) if resource is not None else (True,):
             if is_last:
-                self._make_room(resource)
+                self._make_room()
             try:
                 return take()
             except Exception as error:
@@ -231,7 +228,7 @@ class Memory:
                     del refusal
         raise AssertionError("the last attempt returns or raises")
 
-    def _make_room(self, resource: DeviceMemoryResource | None) -> None:
+    def _make_room(self) -> None:
         """Give back what can be given back without waiting."""
         core = self._core
         core.drain_dropped()
@@ -240,8 +237,8 @@ class Memory:
         core.space.reap()
         if core.space.is_shared or not self.is_patient:
             core.space.trim_caches()
-        if resource is not None and not self.is_patient:
-            resource.trim()
+        if not self.is_patient:
+            core.space.trim_resources()
 
     def free(
         self,

@@ -174,15 +174,12 @@ def _next_step(
 ) -> str:
     if nbytes > core.backend.properties.total_memory_nbytes:
         return "a smaller array, or several: the whole device has less than that"
-    if pending:
+    if pending or core.space.is_releasing:
         if has_waited:
             return "a longer timeout: frees are pending"
         return "`await dev.alloc(...)`, which waits for the frees that are pending"
     if resource is not None and hole >= nbytes:
         return f"another resource, or a larger limit for {resource!r}: the device itself has room"
-    keeper, kept = _keeper(core, resource)
-    if keeper is not None and hole + kept >= nbytes:
-        return f"trimming {keeper!r}, which keeps {kept} bytes that nothing uses"
     if holders:
         step = f"dropping arrays, first of all those made at {holders[0][0]}"
         if has_waited:
@@ -191,14 +188,3 @@ def _next_step(
     if core.space.is_shared:
         return "freeing blocks of resources, or arrays of this GPU's other devices in this process"
     return "closing what else uses this GPU: no array of this device is alive"
-
-
-def _keeper(core: Core, asked: DeviceMemoryResource | None) -> tuple[Any, int]:
-    """Which other resource keeps most device memory for later, and how much."""
-    found: tuple[Any, int] = None, 0
-    others: list[Any] = [one for one in core.space.tenants.values() if one is not asked]
-    for other in others:
-        kept = getattr(other, "reserved_nbytes", 0) - getattr(other, "live_nbytes", 0)
-        if kept > found[1] and not other.is_host_accessible:
-            found = other, kept
-    return found

@@ -503,6 +503,60 @@ def test_equal_resources_with_limits_of_their_own_do_not_hold_each_other_up(run)
     run(main)
 
 
+OTHERS = pytest.mark.parametrize(
+    "make",
+    [
+        sf.memory.CudaMemoryResource,
+        sf.memory.CudaAsyncMemoryResource,
+        lambda: sf.memory.PoolMemoryResource(sf.memory.CudaMemoryResource(), 40 * MIB),
+    ],
+    ids=["deferred", "cached", "pooled"],
+)
+
+
+@OTHERS
+def test_what_other_resources_do_not_use_any_more_is_given_back(run, make):
+    async def main():
+        other = make()
+        async with small() as dev:
+            dev.empty(40 * MIB, np.uint8, memory=other).free()
+            await dev.synchronize()
+            dev.empty(40 * MIB, np.uint8)
+
+    run(main)
+
+
+@OTHERS
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+def test_what_other_resources_give_back_is_waited_for(run, make, clock):
+    async def main():
+        settings = sf.Settings(sim=sf.SimOptions(clock=clock, memory_nbytes=64 * MIB))
+        other = make()
+        async with sf.Device(0, backend="sim", settings=settings) as dev:
+            dev.empty(40 * MIB, np.uint8, memory=other).free()
+            with anyio.fail_after(20):
+                await dev.alloc(40 * MIB, np.uint8)
+
+    run(main)
+
+
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+def test_what_goes_back_to_another_resource_meanwhile_ends_the_wait(run, clock):
+    async def main():
+        settings = sf.Settings(sim=sf.SimOptions(clock=clock, memory_nbytes=64 * MIB))
+        other = sf.memory.CudaAsyncMemoryResource()
+        async with (
+            sf.Device(0, backend="sim", settings=settings) as dev,
+            anyio.create_task_group() as group,
+        ):
+            held = [dev.empty(40 * MIB, np.uint8, memory=other)]
+            group.start_soon(dev.alloc, 40 * MIB, np.uint8)
+            await turns(10)
+            held.clear()  # its pool keeps it
+
+    run(main)
+
+
 @pytest.mark.parametrize("how", ["a weak reference", "a coroutine", "a generator"])
 def test_who_could_still_free_an_array_makes_no_circle(run, how):
     def suspended(x):
@@ -542,7 +596,6 @@ def test_who_could_still_free_an_array_makes_no_circle(run, how):
 @pytest.mark.parametrize(
     ("holder", "step"),
     [
-        ("a pool", "trimming <PoolMemoryResource"),
         ("a block", "freeing blocks of resources"),
         ("a device", "arrays of this GPU's other devices"),
     ],
@@ -551,11 +604,8 @@ def test_a_shortage_names_the_next_step(run, holder, step):
     async def main():
         async with small() as dev, small() as other:
             cuda = sf.memory.CudaMemoryResource()
-            pool = sf.memory.PoolMemoryResource(cuda, 50 * MIB)
             stream, block, x = dev.stream(), None, None
-            if holder == "a pool":
-                dev.empty(1, memory=pool).free()
-            elif holder == "a block":
+            if holder == "a block":
                 block = cuda.allocate(50 * MIB, stream=stream)
             else:
                 x = other.empty(50 * MIB, np.uint8)

@@ -12,6 +12,7 @@ from support import turns, virtual
 import streamflow as sf
 from streamflow.backends.base import PoolInfo
 from streamflow.memory import (
+    CudaAsyncMemoryResource,
     CudaAsyncViewMemoryResource,
     CudaMemoryResource,
     Location,
@@ -22,6 +23,7 @@ from streamflow.memory import (
     default_pool,
     memory_support,
     pointer_attributes,
+    require,
     set_current_pool,
 )
 
@@ -345,6 +347,64 @@ def test_the_location_follows_the_pool_never_the_current_device(run):
     run(main)
 
 
+def test_a_view_belongs_to_the_device_that_its_pool_lies_on(run):
+    async def main():
+        async with virtual(0) as one, virtual(1) as two:
+            view = CudaAsyncViewMemoryResource(MemoryPool(one))
+            assert view.device == 0
+            with pytest.raises(ValueError, match="made for device 0, not 1"):
+                two.zeros(10, memory=view)
+            await one.zeros(10, memory=view)
+
+    run(main)
+
+
+def test_views_of_a_closed_pool_compare_and_allocate_no_more(run):
+    async def main():
+        async with virtual() as dev:
+            pool, stream = MemoryPool(dev), dev.stream()
+            view, same = (CudaAsyncViewMemoryResource(pool) for _ in range(2))
+            block = view.allocate(512, stream=stream)
+            pool.close()
+            assert view == same
+            assert view != CudaAsyncViewMemoryResource(MemoryPool(dev))
+            with pytest.raises(sf.Closed, match="pool is closed"):
+                view.allocate(512, stream=stream)
+            with pytest.raises(sf.Closed, match="pool is closed"):
+                CudaAsyncViewMemoryResource(pool)
+            view.deallocate(block, stream=stream)
+
+    run(main)
+
+
+def test_a_view_says_whether_the_host_reaches_its_pool(run):
+    async def main():
+        async with virtual() as dev:
+            on_host = CudaAsyncViewMemoryResource(MemoryPool(dev, location="host"))
+            assert require(on_host, host=True, device=True) is on_host
+            with pytest.raises(ValueError, match="not host accessible"):
+                require(CudaAsyncViewMemoryResource(MemoryPool(dev)), host=True)
+
+    run(main)
+
+
+def test_what_is_no_pool_is_refused_by_name(run):
+    async def main():
+        async with virtual() as dev:
+            with pytest.raises(TypeError, match=r"pool_handle\(\)"):
+                CudaAsyncViewMemoryResource(CudaAsyncMemoryResource())
+            for wrong in (5, object()):
+                view = CudaAsyncViewMemoryResource(wrong)
+                with pytest.raises(TypeError, match="not a pool"):
+                    view.allocate(512, stream=dev.stream())
+            with pytest.raises(TypeError, match="found None"):
+                MemoryPool(None)
+            with pytest.raises(ValueError, match="to 0 only"):
+                dev.memory.attributes.used_high = None
+
+    run(main)
+
+
 @pytest.mark.parametrize("place", ["host", 0])
 def test_a_pool_on_the_host(run, place):
     async def main():
@@ -510,7 +570,7 @@ def test_access_is_granted_told_and_taken_back(run):
             await pool.set_access(two, PoolAccess.NONE)
             assert pool.get_access(two) is PoolAccess.NONE
             for bad in ("all", None, 3):
-                with pytest.raises(ValueError, match="not a valid PoolAccess"):
+                with pytest.raises(ValueError, match="'none', 'read', 'read-write'"):
                     await pool.set_access(two, bad)
 
     run(main)

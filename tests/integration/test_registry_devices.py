@@ -8,12 +8,14 @@ from support import virtual
 
 from streamflow.memory import (
     CudaMemoryResource,
+    StatisticsResourceAdaptor,
     get_current_device_resource,
     get_per_device_resource,
     registry,
     reset_per_device_resource,
     set_current_device_resource,
     set_per_device_resource,
+    using,
 )
 
 
@@ -92,5 +94,35 @@ def test_arrays_that_live_keep_what_was_set_when_they_were_made(run):
             mine.trim()
             assert dev.sim.counters["free_linear_blocking"] == 1
             assert dev._core.backend.memory_info()[0] >= free - (2 << 20)
+
+    run(main)
+
+
+def test_on_the_simulator_a_resource_serves_one_loop_and_says_so(run):
+    async def main():
+        resource = CudaMemoryResource()
+        async with virtual() as dev:
+            resource.allocate(256, stream=dev.stream())
+
+            async def elsewhere():
+                async with virtual() as other:
+                    with pytest.raises(ValueError, match="of another event loop"):
+                        other.empty(64, memory=resource)
+
+            await anyio.to_thread.run_sync(anyio.run, elsewhere)
+
+    run(main)
+
+
+def test_each_device_takes_from_the_innermost_resource_that_serves_it(run):
+    async def main():
+        async with virtual(0) as one, virtual(1) as two:
+            counted = [
+                StatisticsResourceAdaptor(CudaMemoryResource(device=dev)) for dev in (one, two)
+            ]
+            with using(counted[0]), using(counted[1]):
+                kept = one.empty(64), one.empty(64), two.empty(64)
+            assert [each.allocation_counts.current_count for each in counted] == [2, 1]
+            del kept
 
     run(main)

@@ -18,9 +18,9 @@ from streamflow.memory import CudaMemoryResource, LoggingResourceAdaptor, PoolMe
 HEADER = "Thread,Time,Action,Pointer,Size,Stream\n"
 
 
-def run_replay(*args: object) -> Result:
+def run_replay(*args: object, columns: int = 300) -> Result:
     command = ["replay", *map(str, args)]
-    return CliRunner().invoke(app, command, env={"COLUMNS": "300", "TERM": "dumb"})
+    return CliRunner().invoke(app, command, env={"COLUMNS": str(columns), "TERM": "dumb"})
 
 
 @pytest.fixture
@@ -50,11 +50,21 @@ def test_it_compares_stacks_side_by_side(log: Path) -> None:
     facts = dict(line.split(maxsplit=1) for line in lines[:7])
     assert (facts["blocks"], facts["streams"], facts["threads"]) == ("30", "2", "1")
     table = lines[-3:]
-    assert table[0].split()[:3] == ["resource", "peak", "live"]
-    assert table[1].split()[:3] == ["cuda", "3.0", "MiB"]
-    assert table[2].startswith("pool(cuda, 8MiB)")
-    assert "8.0 MiB" in table[2]
-    assert "62.5%" in table[2]
+    assert table[0].startswith("peak reserved  fragmentation  waits  ")
+    assert table[1].split()[:3] == ["3.00", "MiB", "-"]
+    assert table[2].split()[:2] == ["8.00", "MiB"]
+    assert table[2].split()[2].endswith("%")
+    assert table[1].endswith(" us  cuda")
+    assert table[2].endswith(" us  pool(cuda, 8MiB)")
+
+
+def test_a_narrow_terminal_loses_nothing(log: Path) -> None:
+    stack = "limiting(pool(cuda, initial_pool_size=8MiB, maximum_pool_size=64MiB), 64MiB)"
+    result = run_replay(log, "--resource", stack, columns=20)
+    assert result.exit_code == 0, result.output
+    header, row = (line.rstrip() for line in result.stdout.splitlines()[-2:])
+    assert header.split()[-3:] == ["allocate", "free", "resource"]
+    assert row.endswith(f" us  {stack}")
 
 
 def test_as_json_it_is_for_programs(log: Path) -> None:

@@ -134,6 +134,8 @@ class PoolVerbs(Checks):
         self.counts["allocate"] += 1
         if nbytes < 1:
             raise ValueError(f"a device allocation needs at least 1 byte, found {nbytes}")
+        if not isinstance(pool, SimPool):
+            raise TypeError(f"not a pool of the simulator's: {pool!r}")
         with self.world.lock:
             self._check_stream(stream)
             if pool.gpu.world is not self.world:

@@ -193,3 +193,8 @@ def test_without_pools_the_default_cuts_linear_memory_and_warns_once(
     stream = lab.stream()
     resource.deallocate(resource.allocate(4096, stream=stream), stream=stream)
     assert lab.device.counts["create_pool"] == 0
+
+
+def test_a_size_that_is_none_is_refused_by_the_name_of_its_argument(lab: Any) -> None:
+    with pytest.raises(ValueError, match="max_size is a number of bytes"):
+        memory.CudaAsyncMemoryResource(max_size="much")

@@ -10,6 +10,7 @@ from weakref import ref
 
 import anyio
 import anyio.lowlevel
+import numpy as np
 import pytest
 
 from streamflow.memory import registry
@@ -108,6 +109,22 @@ def test_what_is_no_resource_is_refused(bad: object) -> None:
     with pytest.raises(TypeError, match="takes a memory resource"):
         set_per_device_resource(0, bad)
     assert not registry._set
+
+
+def test_what_resembles_a_resource_is_refused_with_what_makes_one_of_it() -> None:
+    class Pool:
+        handle = 5
+
+    class TheirResource:
+        def allocate(self) -> None: ...
+
+    for found, words in (
+        (Pool(), "CudaAsyncViewMemoryResource"),
+        (TheirResource(), "from_cuda_core"),
+        (CudaMemoryResource, "call the class"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            using(found)  # type: ignore[arg-type]
 
 
 def test_a_resource_of_another_device_is_refused() -> None:
@@ -226,3 +243,7 @@ def test_generators_interleaved_and_closed_elsewhere_corrupt_nothing() -> None:
         assert resource_in_use() is one
     assert resource_in_use() is two
     registry._used.set(())
+
+
+def test_an_ordinal_of_numpy_names_a_device_that_need_not_be_open() -> None:
+    assert CudaMemoryResource(device=np.int64(3)).device == 3

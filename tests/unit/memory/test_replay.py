@@ -96,7 +96,8 @@ def test_an_empty_log_is_a_plan_of_nothing() -> None:
     plan = plan_replay([])
     outcome = run(plan, "cuda")
     assert (outcome.num_allocations, outcome.peak_reserved_nbytes) == (0, 0)
-    assert outcome.fragmentation == outcome.allocate_us == 0
+    assert outcome.fragmentation is None
+    assert outcome.allocate_us == 0
 
 
 # -- the run ----------------------------------------------------------------------------
@@ -109,9 +110,21 @@ def test_what_is_live_and_reserved_is_measured() -> None:
     assert outcome.peak_live_nbytes == outcome.peak_reserved_nbytes == 2 << 20
     outcome = run(plan, "pool(cuda, 8MiB)")
     assert outcome.peak_reserved_nbytes == 8 << 20
-    assert outcome.fragmentation == 0.75
     assert outcome.allocate_us > 0
     assert outcome.free_us > 0
+
+
+@pytest.mark.parametrize("text", ["pool(cuda, 8MiB)", "limiting(pool(cuda, 8MiB), 8MiB)"])
+def test_fragmentation_is_how_scattered_the_free_memory_of_the_stack_is(text: str) -> None:
+    few = Log().take(1, 1 << 20).take(2, 1 << 20)
+    assert run(few.plan(), text).fragmentation == 0.0  # much is free, in one stretch
+    hole = few.give(1, 1 << 20)
+    assert run(hole.plan(), text).fragmentation == pytest.approx((0 + 0 + 1 / 7) / 3)
+
+
+@pytest.mark.parametrize("text", ["cuda", "limiting(async, 8MiB)"])
+def test_without_a_sub_allocator_nothing_is_known_of_fragmentation(text: str) -> None:
+    assert run(Log().take(1, 1 << 20).plan(), text).fragmentation is None
 
 
 def test_a_device_that_is_behind_keeps_the_memory() -> None:
