@@ -342,23 +342,28 @@ class DeviceMemoryResource(ABC):
     def _enter(self, place: Place) -> None:
         """Take memory in the space of ``place`` from now on, unless bound to another."""
         space = self._space
-        key = place.backend.space
         if space is None or not space.is_open:
-            space = space_of(place.backend)
-            if self._device is not None and self.device != space.index:
-                raise ValueError(
-                    f"{self!r} was made for device {self.device}, the stream belongs to "
-                    f"device {space.index}"
-                )
             with self._lock:
-                self._forget()
-                self._space = space
-                space.tenants[id(self)] = self
-        elif space.key != key:
+                space = self._space
+                if space is None or not space.is_open:  # else another thread was faster
+                    space = self._begin(space_of(place.backend))
+        if space.key != place.backend.space:
             raise ValueError(
                 f"{self!r} has its memory on device {space.index}, the stream belongs to "
                 f"another open device ({place.backend.index})"
             )
+
+    def _begin(self, space: Space) -> Space:
+        """Start anew in ``space``. Called with the lock held."""
+        if self._device is not None and self.device != space.index:
+            raise ValueError(
+                f"{self!r} was made for device {self.device}, the stream belongs to "
+                f"device {space.index}"
+            )
+        self._forget()
+        self._space = space
+        space.tenants[id(self)] = self
+        return space
 
     def _on_space_closing(self) -> None:
         """The device is about to close, and has drained: give everything back, start anew."""

@@ -485,3 +485,30 @@ def test_a_free_in_the_middle_of_another_call_is_made_after_it(
     resource.deallocate(blocks.pop(), stream=stream)
     assert blocks == []
     assert assert_sums(resource).live_nbytes == 0
+
+
+def test_two_threads_that_come_first_together_share_what_is_there(
+    make: Callable[..., Any], on: Machine
+) -> None:
+    resource = make(FakeUpstream(device=0), MIB)
+    stream = on.stream()
+    others: list[Any] = []
+    lock = resource._lock
+
+    class Slow:
+        """The other thread gets the lock first, and is done when we have it."""
+
+        def __enter__(self) -> None:
+            resource._lock = lock
+            others.append(resource.allocate(KIB, stream=stream))
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    resource._lock = Slow()
+    block = resource.allocate(KIB, stream=stream)
+    assert assert_sums(resource).live_nbytes == 2 * block.capacity_nbytes
+    for each in (block, *others):
+        resource.deallocate(each, stream=stream)
+    assert assert_sums(resource).live_nbytes == 0
