@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from operator import index
@@ -91,7 +92,8 @@ class Block:
 
     Keeps its resource and its stream alive. Dropped without a
     :meth:`DeviceMemoryResource.deallocate`, it is freed on the stream that it was allocated on,
-    by the next call of any resource of the device (rule R12).
+    by the next call of any resource of the device (rule R12); one of ``allocate_sync`` when all
+    that the device was given by then has ended (rule R6).
 
     Attributes
     ----------
@@ -450,9 +452,11 @@ class DeviceMemoryResource(ABC):
                 return
             if not space.is_open:
                 continue
-            try:
-                place = space.sync_place() if stream is None else space.place(stream)
-            except Closed:  # nothing tells any more when what it was given has ended
+            place: Place | None = None
+            if stream is not None:
+                with suppress(Closed):
+                    place = space.place(stream)
+            if place is None:  # nothing tells when what it was given has ended
                 space.release(partial(self._give_after_all_blocking, piece, space, stream))
             else:
                 self._give_or_keep(piece, space, place)
@@ -476,8 +480,7 @@ class DeviceMemoryResource(ABC):
             if not isinstance(place.backend.translate(error, "freeing"), DeviceLost):
                 self._post(piece, space, stream)
             return
-        self.give(piece, place)
-        space.count_blocks(-1)
+        self._give_or_keep(piece, space, place)
 
     def _post(self, piece: Piece, space: Space, stream: Any) -> None:
         """Have ``piece`` freed by whoever calls next. For finalisers: takes no lock (R12)."""

@@ -447,6 +447,27 @@ def test_allocate_sync_may_be_used_on_every_stream(
     assert assert_sums(resource).live_nbytes == 0
 
 
+def test_one_of_allocate_sync_that_is_dropped_goes_after_all_that_runs(
+    make: Callable[..., Any], upstream: Any, on: Machine
+) -> None:
+    resource = make(upstream, MIB)
+    one, other = on.stream(), on.stream()
+    block = resource.allocate_sync(4 * KIB)
+    with on.sim.gate(one):
+        on.write(block, one)
+        del block
+        on.space.reap()
+        assert assert_sums(resource).live_nbytes > 0
+        for block in all_of(resource, other):
+            on.write(block, other)
+    on.space.reap()
+    on.run()
+    del block
+    on.space.reap()
+    assert assert_sums(resource).live_nbytes == 0
+    assert not on.space.is_shared
+
+
 def test_the_upstream_must_be_a_resource() -> None:
     for kind in (
         PoolMemoryResource,
