@@ -463,13 +463,17 @@ class DeviceMemoryResource(ABC):
 
     def _give_or_keep(self, piece: Piece, space: Space, place: Place) -> None:
         """Give a piece back; where that fails it is not lost: the next call tries again."""
+        if not piece.address:
+            return
         try:
             self.give(piece, place)
         except BaseException:
-            self._dropped.append((piece, space, place.stream))
+            if piece.address:
+                self._dropped.append((piece, space, place.stream))
+            else:  # it is back all the same
+                space.count_blocks(-1)
             raise
-        if piece.address:
-            space.count_blocks(-1)
+        space.count_blocks(-1)
 
     def _give_after_all_blocking(self, piece: Piece, space: Space, stream: Any) -> None:
         place = space.sync_place()

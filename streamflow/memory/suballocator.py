@@ -295,8 +295,14 @@ class SubAllocator(Figures, DeviceMemoryResource):
             self._space = None
         if space is None or self.upstream_mr._space is not space:
             return  # the upstream's own turn came first: it has given everything back
+        errors: list[Exception] = []
         for region in regions:
-            self._give_up(region.source, space.sync_place())
+            try:
+                self._give_up(region.source, space.sync_place())
+            except Exception as error:  # the others are to go back all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _forget(self) -> None:
         self._main = None
