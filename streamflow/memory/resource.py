@@ -16,7 +16,7 @@ from itertools import count
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from streamflow.backends.origin import describe, user_instruction
+from streamflow.backends.origin import caller, describe, user_instruction
 from streamflow.errors import Closed, DeviceLost, OutOfDeviceMemory
 from streamflow.memory.current import checked_device, find_space
 from streamflow.memory.space import Place, Space, space_of
@@ -131,7 +131,8 @@ class Block:
         self.generation = next(_generations)
         self._piece: Piece = piece
         self._space = space
-        self._made_at = user_instruction()
+        frame = caller(4)  # who called what called _block
+        self._made_at = frame.f_code, frame.f_lasti
         self._freed_at: tuple[CodeType, int] | None = None
 
     @property
@@ -307,7 +308,9 @@ class DeviceMemoryResource(ABC):
         """:meth:`allocate` for a size, an alignment and a place that were checked."""
         if self._is_closed:
             raise Closed(f"{self!r} is closed")
-        self._enter(place)
+        space = self._space
+        if space is None or space.key != place.backend.space or not space.is_open:
+            self._enter(place)
         if self._dropped:
             self._drain()
         if not nbytes:
@@ -398,11 +401,14 @@ class DeviceMemoryResource(ABC):
         return Block(self, piece, self._space, stream)
 
     def _place(self, stream: Any) -> Place:
-        line = getattr(stream, "_line", None)
-        owner = getattr(line, "owner", None)
-        space = space_of(owner.backend) if owner is not None else self._known_space()
-        place = space.place(stream)
-        self._enter(place)
+        space = self._space
+        if space is not None and space.is_open:
+            place = space.place(stream)
+        else:
+            owner = getattr(getattr(stream, "_line", None), "owner", None)
+            space = space_of(owner.backend) if owner is not None else self._known_space()
+            place = space.place(stream)
+            self._enter(place)
         if space.dropped:
             space.reap()
         return place
@@ -436,7 +442,8 @@ class DeviceMemoryResource(ABC):
         with self._lock:
             if block._freed_at is not None:  # another thread was faster
                 raise ValueError(f"{block!r} was freed already, at {describe(*block._freed_at)}")
-            block._freed_at = user_instruction()
+            frame = caller(3)  # who called what called this
+            block._freed_at = frame.f_code, frame.f_lasti
         self._give_or_keep(block._piece, block._space, place)
         if self._dropped:
             self._drain()
@@ -466,7 +473,7 @@ class DeviceMemoryResource(ABC):
         if not piece.address:
             return
         try:
-            self.give(piece, place)
+            piece.resource._give(piece, place)
         except BaseException:
             if piece.address:
                 self._dropped.append((piece, space, place.stream))
@@ -541,6 +548,8 @@ def checked_nbytes(nbytes: int, alignment: int = ALIGNMENT) -> int:
     OutOfDeviceMemory
         More than 2**63 - 1 - ``alignment``.
     """
+    if type(nbytes) is int and 0 <= nbytes <= _MAX_NBYTES - alignment:
+        return nbytes
     if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
         raise TypeError(f"a size is an int of bytes, found {nbytes!r}")
     checked = index(nbytes)
@@ -563,6 +572,8 @@ def checked_alignment(alignment: int) -> int:
     ValueError
         Not a power of two.
     """
+    if alignment is ALIGNMENT:
+        return alignment
     if isinstance(alignment, bool) or not hasattr(alignment, "__index__"):
         raise TypeError(f"an alignment is an int of bytes, found {alignment!r}")
     checked = index(alignment)

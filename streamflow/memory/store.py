@@ -342,16 +342,16 @@ class Store:
             return tuple(points)
         if len(points) == 2:  # two frees of one stream, mostly
             one, other = points
-            if one.own.timeline is other.own.timeline:
-                if one.own.position < other.own.position:
+            if one.timeline is other.timeline:
+                if one.position < other.position:
                     one, other = other, one
                 self.order.drop(self._space, other)
                 return (one,)
-        owns = {id(own) for own in needed_waits(_NOWHERE, [point.own for point in points])}
+        maximal = {id(point) for point in needed_waits(_NOWHERE, points)}
         kept: list[FreePoint] = []
         for point in points:
-            if id(point.own) in owns:
-                owns.discard(id(point.own))  # a point may be held twice
+            if id(point) in maximal:
+                maximal.discard(id(point))  # a point may be held twice
                 kept.append(point)
             else:
                 self.order.drop(self._space, point)

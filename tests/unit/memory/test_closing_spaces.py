@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from upstreams import Upstream, simulated
 
+from streamflow.errors import Closed
 from streamflow.memory.resource import DeviceMemoryResource
 
 
@@ -47,3 +49,22 @@ def test_one_made_for_an_open_device_is_told() -> None:
         one = Told(log, 0, device=dev)
     assert log == [0]
     del one
+
+
+def test_one_that_fails_to_give_back_is_no_matter_to_the_next_device() -> None:
+    class Failing(Told):
+        def _on_space_closing(self) -> None:
+            if not self.log:
+                raise LookupError("as told")
+
+    one = Failing([], 0, device=0)
+    with pytest.raises(LookupError, match="as told"), simulated() as ground:
+        space = ground.space
+        block = one.allocate(64, stream=ground.stream())
+    assert not space.is_open
+    with simulated() as ground:
+        with pytest.raises(Closed, match="which gave it back"):
+            one.deallocate(block, stream=ground.stream())
+        one.allocate(64, stream=ground.stream())
+        assert ground.space.tenants[id(one)] is one
+        one.log.append(0)  # it may
