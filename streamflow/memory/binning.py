@@ -168,15 +168,8 @@ class BinningMemoryResource(Figures, DeviceMemoryResource):
         inner = source.take(nbytes, alignment, place)
         if at == len(sizes) or not isinstance(source, SubAllocator):
             self._count(inner.capacity_nbytes, is_direct=at == len(sizes))
-        return Piece(
-            self,
-            inner.address,
-            nbytes,
-            alignment,
-            capacity_nbytes=inner.capacity_nbytes,
-            inner=inner,
-            note=at == len(sizes),
-        )
+        capacity_nbytes, is_direct = inner.capacity_nbytes, at == len(sizes)
+        return Piece(self, inner.address, nbytes, alignment, capacity_nbytes, inner, is_direct)
 
     def _give(self, piece: Piece, place: Place) -> None:
         inner = piece.inner

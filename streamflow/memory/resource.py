@@ -73,8 +73,7 @@ class Piece:
         address: int,
         nbytes: int,
         alignment: int,
-        *,
-        capacity_nbytes: int | None = None,
+        capacity_nbytes: int | None = None,  # not by keyword only: one is made at every call
         inner: Piece | None = None,
         note: Any = None,
     ) -> None:
@@ -228,7 +227,8 @@ class DeviceMemoryResource(ABC):
         Closed
             The resource, the stream or the device is closed.
         """
-        alignment = checked_alignment(alignment)
+        if alignment is not ALIGNMENT:
+            alignment = checked_alignment(alignment)
         checked = checked_nbytes(nbytes, alignment)
         place = self._place(stream)
         return self._block(self.take(checked, alignment, place), stream)
@@ -572,8 +572,6 @@ def checked_alignment(alignment: int) -> int:
     ValueError
         Not a power of two.
     """
-    if alignment is ALIGNMENT:
-        return alignment
     if isinstance(alignment, bool) or not hasattr(alignment, "__index__"):
         raise TypeError(f"an alignment is an int of bytes, found {alignment!r}")
     checked = index(alignment)

@@ -129,7 +129,11 @@ class Space:
         known = self._known.get(id(stream))
         if known is not None:
             same, backend, line = known
-            if same is stream and self.has(backend) and not getattr(stream, "is_closed", False):
+            if (
+                same is stream
+                and backend in self._backends
+                and not getattr(stream, "is_closed", False)
+            ):
                 # A stream may have several objects, of which one may be closed.
                 line.stream = stream
                 return Place(backend, line)

@@ -119,7 +119,7 @@ class Store:
         """Take a span back that was freed at ``point``."""
         span.region.num_live -= 1
         span.points = (point,)
-        uid = point.uid
+        uid = point.timeline.uid
         shelf = self.shelves.get(uid)
         if shelf is None:
             shelf = self._shelf(uid)

@@ -134,7 +134,7 @@ class SubAllocator(Figures, DeviceMemoryResource):
         if span is None:
             span = self._take_slowly(place, rounded, alignment, nbytes)
             capacity = span.nbytes
-        return Piece(self, span.address, nbytes, alignment, capacity_nbytes=capacity, note=span)
+        return Piece(self, span.address, nbytes, alignment, capacity, None, span)
 
     def _give(self, piece: Piece, place: Place) -> None:
         with self._lock:
