@@ -158,7 +158,9 @@ class Block:
     def __del__(self) -> None:
         # A finaliser never calls the driver, nor takes a lock (R12).
         if getattr(self, "_freed_at", True) is None and self._piece.address:
-            self.resource._post(self._piece, self._space, self.stream)
+            # Itself, not its piece: where both are garbage of one cycle, a finaliser of the
+            # program's may free it after this, and one free is enough.
+            self.resource._post(self._piece, self._space, self.stream, self)
 
     def __repr__(self) -> str:
         state = " freed" if self.is_freed else ""
@@ -166,6 +168,10 @@ class Block:
             f"<Block {self.nbytes} bytes at {self.address:#x} of {self.resource!r}, "
             f"made at {describe(*self._made_at)}{state}>"
         )
+
+
+_DROPPED = Block.__del__.__code__, 0
+"""Where a block was freed that was dropped: a finaliser may free it once more, for nothing."""
 
 
 class DeviceMemoryResource(ABC):
@@ -194,7 +200,7 @@ class DeviceMemoryResource(ABC):
         self._space: Space | None = find_space(device) if named else None
         self._lock = threading.RLock()
         self._is_closed = False
-        self._dropped: deque[tuple[Piece, Space, Any]] = deque()
+        self._dropped: deque[tuple[Piece, Space, Any, Block | None]] = deque()
         self._is_dropped = False
         if self._space is not None:
             self._space.tenants[id(self)] = self
@@ -267,9 +273,11 @@ class DeviceMemoryResource(ABC):
             As :meth:`deallocate`, but for the stream, which is only looked at later.
         """
         self._check_back(block)
+        if block._freed_at is not None:  # it was dropped, and is free
+            return
         block._freed_at = user_instruction()
         if block.address:
-            block.resource._post(block._piece, block._space, stream)
+            block.resource._post(block._piece, block._space, stream, None)
 
     def allocate_sync(self, nbytes: int, alignment: int = ALIGNMENT) -> Block:
         """Memory that every stream may use when this returns. May block the thread."""
@@ -431,7 +439,7 @@ class DeviceMemoryResource(ABC):
             raise TypeError(f"deallocate takes a Block, found {block!r}")
         if block.resource is not self and not self.is_equal(block.resource):
             raise ValueError(f"{block!r} is not a block of {self!r}")
-        if block._freed_at is not None:
+        if block._freed_at is not None and block._freed_at is not _DROPPED:
             raise ValueError(f"{block!r} was freed already, at {describe(*block._freed_at)}")
         if not block._space.is_open:
             raise Closed(f"{block!r}: its device was closed, which gave it back")
@@ -439,25 +447,32 @@ class DeviceMemoryResource(ABC):
     def _give_back(self, block: Block, place: Place) -> None:
         if block._space.key != place.backend.space:  # equal resources, different memory
             raise ValueError(f"{block!r} does not lie on device {place.backend.index} opened here")
-        with self._lock:
-            if block._freed_at is not None:  # another thread was faster
-                raise ValueError(f"{block!r} was freed already, at {describe(*block._freed_at)}")
-            frame = caller(3)  # who called what called this
-            block._freed_at = frame.f_code, frame.f_lasti
+        frame = caller(3)  # who called what called this
+        if not self._claim(block, (frame.f_code, frame.f_lasti)):
+            self._check_back(block)  # another thread was faster
+            return
         self._give_or_keep(block._piece, block._space, place)
         if self._dropped:
             self._drain()
         if block._space.listeners:
             block._space.freed()
 
+    def _claim(self, block: Block, freed_at: tuple[CodeType, int]) -> bool:
+        """Whether it falls to the caller to free ``block``."""
+        with block.resource._lock:
+            if block._freed_at is not None:
+                return False
+            block._freed_at = freed_at
+            return True
+
     def _drain(self) -> None:
         """Free what was dropped without a free, each on the stream it was allocated on."""
         for _ in range(len(self._dropped)):
             try:
-                piece, space, stream = self._dropped.popleft()
+                piece, space, stream, block = self._dropped.popleft()
             except IndexError:  # another thread took the last one
                 return
-            if not space.is_open:
+            if not space.is_open or (block is not None and not self._claim(block, _DROPPED)):
                 continue
             place: Place | None = None
             if stream is not None:
@@ -476,7 +491,7 @@ class DeviceMemoryResource(ABC):
             piece.resource._give(piece, place)
         except BaseException:
             if piece.address:
-                self._dropped.append((piece, space, place.stream))
+                self._dropped.append((piece, space, place.stream, None))
             else:  # it is back all the same
                 space.count_blocks(-1)
             raise
@@ -489,14 +504,14 @@ class DeviceMemoryResource(ABC):
         except Exception as error:
             # On virtual time a closed gate is an error: another call comes when it is open.
             if not isinstance(place.backend.translate(error, "freeing"), DeviceLost):
-                self._post(piece, space, stream)
+                self._post(piece, space, stream, None)
             return
         self._give_or_keep(piece, space, place)
 
-    def _post(self, piece: Piece, space: Space, stream: Any) -> None:
+    def _post(self, piece: Piece, space: Space, stream: Any, block: Block | None) -> None:
         """Have ``piece`` freed by whoever calls next. For finalisers: takes no lock (R12)."""
         if space.is_open:  # else all of it was given back
-            self._dropped.append((piece, space, stream))
+            self._dropped.append((piece, space, stream, block))
             space.dropped.append(self)
             if space.listeners:
                 space.freed()

@@ -402,6 +402,31 @@ def test_cr6_collected_at_every_allocation(make: Callable[..., Any], on: Machine
     assert found.pending_nbytes == 0
 
 
+@pytest.mark.parametrize("name", ["deallocate", "deallocate_later"])
+def test_a_finaliser_may_free_what_is_garbage_of_the_same_cycle(
+    make: Callable[..., Any], on: Machine, name: str
+) -> None:
+    resource = make(FakeUpstream(device=0), MIB)
+    stream = on.stream()
+    free = getattr(resource, name)
+
+    class Owner:
+        def __init__(self, block: Any) -> None:
+            self.block, self.cycle = block, self
+
+        def __del__(self) -> None:
+            free(self.block, stream=stream)
+
+    for _ in range(3):
+        Owner(resource.allocate(KIB, stream=stream))  # older than its owner: dropped first
+    gc.collect()
+    on.space.reap()
+    assert assert_sums(resource).live_nbytes == 0
+    assert not on.space.is_shared
+    blocks = all_of(resource, stream, KIB)
+    assert len({block.address for block in blocks}) == len(blocks)
+
+
 def test_frees_from_other_threads(make: Callable[..., Any], on: Machine) -> None:
     resource = make(FakeUpstream(device=0), 4 * MIB)
     stream = on.stream()
