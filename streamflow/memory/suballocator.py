@@ -1,7 +1,7 @@
 """What pool, arena and fixed-size resources share: an upstream, a lock, growth, and figures.
 
 The lock is never held while the upstream is called, so an upstream may call back in, wait for
-another thread or fail, and finds everything in order.
+another thread's frees or fail, and finds everything in order. One thread at a time has it grow.
 """
 
 from __future__ import annotations
