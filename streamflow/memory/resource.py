@@ -286,7 +286,11 @@ class DeviceMemoryResource(ABC):
         place = self._sync_place()
         piece = self.take(checked, alignment, place)
         if piece.address:
-            _finish_blocking(place)
+            try:
+                _finish_blocking(place)
+            except BaseException:
+                self.give(piece, place)
+                raise
         return self._block(piece, None)
 
     def deallocate_sync(self, block: Block) -> None:
@@ -542,13 +546,13 @@ def _finish_blocking(place: Place) -> None:
     """Wait for all that was given to ``place``, on whichever clock."""
     backend = place.backend
     event = backend.create_event()
-    place.stream.record(event)
-    if backend.is_virtual:
-        while not event.is_done and backend.advance(0):
+    try:
+        place.stream.record(event)
+        while backend.is_virtual and not event.is_done and backend.advance(0):
             pass
-    else:
-        event.sync()
-    event.close()
+        event.sync()  # on virtual time an error where a closed gate holds it up
+    finally:
+        event.close()
 
 
 def checked_nbytes(nbytes: int, alignment: int = ALIGNMENT) -> int:

@@ -110,6 +110,9 @@ class SubAllocator(Figures, DeviceMemoryResource):
     def _on_region(self, region: Region) -> None:
         """New memory has come. Locked."""
 
+    def _defragment(self) -> None:
+        """Make what is wholly free a region without a span in use. Locked."""
+
     def _need(self, nbytes: int, alignment: int) -> int:
         """The size of a region that surely has room for such a block."""
         return nbytes + max(0, alignment - ALIGNMENT)
@@ -247,6 +250,7 @@ class SubAllocator(Figures, DeviceMemoryResource):
         """
         super().trim()
         self._locked(lambda: None)  # what comes late is free then
+        self._locked(self._defragment)
         while True:
             taken = self._locked(self._take_unused)
             if taken is None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_memory import FakeUpstream, Machine, machine
 
-from streamflow.errors import Closed, OutOfDeviceMemory
+from streamflow.errors import Closed, DeviceError, OutOfDeviceMemory
 from streamflow.memory import (
     ArenaMemoryResource,
     BinningMemoryResource,
@@ -194,6 +194,16 @@ def test_trim_gives_wholly_free_pieces_back_and_no_others(
     assert not source.live
     assert resource.info().reserved_nbytes == 0
     assert resource.allocate(KIB, stream=stream).address
+
+
+def test_trim_gives_back_what_was_dropped(make: Callable[..., Any], on: Machine) -> None:
+    source = FakeUpstream(device=0)
+    resource = make(source, MIB)
+    stream = on.stream()
+    blocks = [resource.allocate(nbytes, stream=stream) for nbytes in (KIB, 2 * KIB)]
+    blocks.clear()
+    resource.trim()
+    assert not source.live
 
 
 def test_what_is_trimmed_goes_to_the_upstream_after_its_uses(
@@ -468,6 +478,19 @@ def test_allocate_sync_may_be_used_on_every_stream(
     on.write(block, other)
     resource.deallocate_sync(block)
     assert assert_sums(resource).live_nbytes == 0
+
+
+def test_allocate_sync_does_not_return_before_its_memory_is_free(on: Machine) -> None:
+    pool = PoolMemoryResource(CudaMemoryResource(device=0), MIB, MIB)
+    stream = on.stream()
+    block = pool.allocate(MIB, stream=stream)
+    with on.sim.gate(stream):
+        on.write(block, stream)
+        pool.deallocate(block, stream=stream)
+        with pytest.raises(DeviceError):  # nobody is there to open it
+            pool.allocate_sync(MIB)
+        assert assert_sums(pool).live_nbytes == 0
+    pool.deallocate_sync(pool.allocate_sync(MIB))
 
 
 def test_one_of_allocate_sync_that_is_dropped_goes_after_all_that_runs(
