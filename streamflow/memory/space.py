@@ -166,9 +166,10 @@ class Space:
                     for old in list(self._lines)[: _NUM_LINES_MAX // 2]:
                         del self._lines[old]
                 found = self._lines.setdefault(uid, Timeline(uid, stream, f"stream {uid}"))
-        if len(self._known) >= _NUM_LINES_MAX:
-            self._known.clear()
-        self._known[id(stream)] = stream, backend, found
+        if not backend.is_cuda or int(stream.handle) > _LAST_DEFAULT_HANDLE:
+            if len(self._known) >= _NUM_LINES_MAX:
+                self._known.clear()
+            self._known[id(stream)] = stream, backend, found
         found.stream = stream
         return Place(backend, found)
 
@@ -310,6 +311,8 @@ class Place:
 
 
 _NUM_LINES_MAX = 256
+_LAST_DEFAULT_HANDLE = 2
+"""CUDA's default streams have handles up to this; one of them is another one in every thread."""
 _lock = threading.RLock()  # a finaliser inside may look for a space
 _spaces: dict[Any, Space] = {}
 
