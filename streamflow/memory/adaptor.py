@@ -86,6 +86,21 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
             self, inner.address, nbytes, alignment, capacity_nbytes=capacity_nbytes, inner=inner
         )
 
+    def _give(self, piece: Piece, place: Place) -> None:
+        inner = piece.inner
+        assert inner is not None
+        try:
+            self.upstream_mr.give(inner, place)
+        except BaseException:
+            if not inner.address:  # it is back all the same, so ours is
+                piece.address = 0
+                self._on_given(piece)
+            raise
+        self._on_given(piece)
+
+    def _on_given(self, piece: Piece) -> None:
+        """The upstream has what is in ``piece``; not called where it would not take it."""
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.upstream_mr!r}>"
 
@@ -103,18 +118,12 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
             self._on_space_closing()
         return True
 
-    def _give_or_keep(self, piece: Piece, space: Space, place: Place) -> None:
-        # Not a second time: the upstream may have it already where our own part failed.
-        try:
-            self.give(piece, place)
-        finally:
-            if piece.address:
-                space.count_blocks(-1)
-
     def _on_space_closing(self) -> None:
-        self._drain()
-        self._forget()
-        self._space = None
+        try:
+            self._drain()
+        finally:
+            self._forget()
+            self._space = None
 
     def _is_empty(self) -> bool:
         return True

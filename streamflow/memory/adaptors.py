@@ -79,27 +79,18 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
         try:
             inner = self.upstream_mr.take(nbytes, alignment, place)
         except BaseException:
-            self._uncharge(charged, size)
+            with self._lock:
+                if charged is self._charged:  # else the device was closed meanwhile
+                    self._allocated_nbytes -= size
             raise
         piece = self._wrap(inner, nbytes, alignment)
         with self._lock:
             charged[piece] = size
         return piece
 
-    def _give(self, piece: Piece, place: Place) -> None:
-        assert piece.inner is not None
-        with self._lock:
-            charged = self._charged
-            size = charged.pop(piece, 0)
-        try:
-            self.upstream_mr.give(piece.inner, place)
-        finally:
-            self._uncharge(charged, size)
-
-    def _uncharge(self, charged: dict[Piece, int], nbytes: int) -> None:
-        with self._lock:
-            if charged is self._charged:  # else the device was closed meanwhile
-                self._allocated_nbytes -= nbytes
+    def _on_given(self, piece: Piece) -> None:
+        with self._lock:  # without a charge the device was closed meanwhile
+            self._allocated_nbytes -= self._charged.pop(piece, 0)
 
     def _is_empty(self) -> bool:
         return not self._charged
@@ -158,9 +149,6 @@ class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
                     raise
             num_retries += 1
 
-    def _give(self, piece: Piece, place: Place) -> None:
-        raise AssertionError("the pieces given out are the upstream's")
-
     def _parameters(self) -> tuple[object, ...]:
         return self._callback, self._max_retries
 
@@ -195,9 +183,6 @@ class PrefetchResourceAdaptor(UpstreamResourceAdaptor):
                 raise
             raise backend.translate(error, f"prefetching {nbytes} bytes") from error
         return piece
-
-    def _give(self, piece: Piece, place: Place) -> None:
-        raise AssertionError("the pieces given out are the upstream's")
 
 
 class AlignedResourceAdaptor(UpstreamResourceAdaptor):
@@ -244,10 +229,6 @@ class AlignedResourceAdaptor(UpstreamResourceAdaptor):
             capacity_nbytes=inner.capacity_nbytes,
             inner=inner,
         )
-
-    def _give(self, piece: Piece, place: Place) -> None:
-        assert piece.inner is not None
-        self.upstream_mr.give(piece.inner, place)
 
     def _parameters(self) -> tuple[object, ...]:
         return self._alignment, self._threshold_nbytes

@@ -70,10 +70,6 @@ class ArenaMemoryResource(SubAllocator):
         )
         return "\n".join((head, *lines))
 
-    def trim(self) -> None:
-        self._locked(self._defragment)
-        super().trim()
-
     def _take_slowly(self, place: Place, nbytes: int, alignment: int, asked_nbytes: int) -> Span:
         try:
             return super()._take_slowly(place, nbytes, alignment, asked_nbytes)

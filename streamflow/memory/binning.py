@@ -54,6 +54,7 @@ class BinningMemoryResource(Figures, DeviceMemoryResource):
         self.is_stream_ordered = upstream_mr.is_stream_ordered
         # Replaced as a whole, so that an allocation sees either the old bins or the new.
         self._bins: tuple[tuple[int, ...], tuple[DeviceMemoryResource, ...]] = (), ()
+        self._made: list[DeviceMemoryResource] = []  # the bins that are nobody else's
         self._direct_nbytes = 0
         self._foreign_nbytes = 0  # in bins that tell no figures
         self._num_direct_calls = 0
@@ -96,8 +97,10 @@ class BinningMemoryResource(Figures, DeviceMemoryResource):
         if not size:
             raise ValueError("allocation_size: at least 1 byte")
         size = round_up(size)
+        made: list[DeviceMemoryResource] = []
         if bin_resource is None:
             bin_resource = FixedSizeMemoryResource(self.upstream_mr, size, device=self._device)
+            made.append(bin_resource)
         elif not isinstance(bin_resource, DeviceMemoryResource):
             raise TypeError(f"bin_resource takes a memory resource, found {bin_resource!r}")
         with self._lock:
@@ -111,6 +114,16 @@ class BinningMemoryResource(Figures, DeviceMemoryResource):
                 (*sizes[:at], size, *sizes[at:]),
                 (*resources[:at], bin_resource, *resources[at:]),
             )
+            self._made += made
+
+    def close(self) -> None:
+        """Give back what is not in use, and refuse further allocations; so do the bins made here.
+
+        Blocks in use may still be freed.
+        """
+        for resource in self._made:
+            resource.close()
+        super().close()
 
     def trim(self) -> None:
         """Have every bin and the upstream give back what they can."""
@@ -155,15 +168,8 @@ class BinningMemoryResource(Figures, DeviceMemoryResource):
         inner = source.take(nbytes, alignment, place)
         if at == len(sizes) or not isinstance(source, SubAllocator):
             self._count(inner.capacity_nbytes, is_direct=at == len(sizes))
-        return Piece(
-            self,
-            inner.address,
-            nbytes,
-            alignment,
-            capacity_nbytes=inner.capacity_nbytes,
-            inner=inner,
-            note=at == len(sizes),
-        )
+        capacity_nbytes, is_direct = inner.capacity_nbytes, at == len(sizes)
+        return Piece(self, inner.address, nbytes, alignment, capacity_nbytes, inner, is_direct)
 
     def _give(self, piece: Piece, place: Place) -> None:
         inner = piece.inner

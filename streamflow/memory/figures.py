@@ -98,7 +98,7 @@ def pending_nbytes(store: Store) -> int:
     stuck: dict[int, int] = {}  # by timeline: the first position that is not passed
 
     def is_passed(point: FreePoint) -> bool:
-        line, position = id(point.own.timeline), point.own.position
+        line, position = id(point.timeline), point.position
         if position >= stuck.get(line, position + 1):
             return point.is_known_passed()
         if store.order.is_passed(point):

@@ -132,18 +132,20 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
         return piece
 
     def _give(self, piece: Piece, place: Place) -> None:
-        assert piece.inner is not None
         try:
-            # First, as RMM does: who gets the address next writes after this.
-            self._write(LogAction.FREE, piece.address, piece.nbytes, place)
+            # First, as RMM does: who gets the address next writes after this. Once, where the
+            # upstream takes it at the second time only.
+            if piece in self._live:
+                self._write(LogAction.FREE, piece.address, piece.nbytes, place)
+                with self._lock:
+                    self._live.discard(piece)
         except BaseException:
-            self._pass_on(piece, piece.inner, place)
+            super()._give(piece, place)
             piece.address = 0  # it is back, whatever this raises
             raise
-        self._pass_on(piece, piece.inner, place)
+        super()._give(piece, place)
 
-    def _pass_on(self, piece: Piece, inner: Piece, place: Place) -> None:
-        self.upstream_mr.give(inner, place)
+    def _on_given(self, piece: Piece) -> None:
         with self._lock:
             self._live.discard(piece)
             if self._is_closed and not self._live:

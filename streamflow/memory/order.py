@@ -16,30 +16,35 @@ __all__ = ["FreePoint", "StreamOrder"]
 _NUM_LINES_MAX = 256
 
 
-class FreePoint:
+class FreePoint(Ticket):
     """The moment of a stream at which a block was freed: its next user comes after that.
 
-    ``own`` is its ticket among the resource's own frees, ``ticket`` that of the runtime's op,
-    which knows of waits that others have made. ``holds`` counts who may still ask for it.
+    A place among the resource's own frees; ``ticket`` is that of the runtime's op, which knows
+    of waits that others have made. ``holds`` counts who may still ask for it.
     """
 
-    __slots__ = ("backend", "event", "holds", "own", "ticket")
+    __slots__ = ("backend", "ticket")
 
-    def __init__(self, own: Ticket, ticket: Ticket | None, event: Any, backend: Backend) -> None:
-        self.own = own
-        self.backend = backend
-        self.ticket = ticket
+    def __init__(
+        self, timeline: Timeline, event: Any, ticket: Ticket | None, backend: Backend
+    ) -> None:
+        # Of a ticket what orders it, and no more: one is made for every free.
+        self.timeline = timeline
+        self.position = timeline.position
+        self.seen = timeline.clock
         self.event = event
         self.holds = 1
+        self.ticket = ticket
+        self.backend = backend
 
     @property
     def uid(self) -> int:
         """The stream's id."""
-        return self.own.timeline.uid
+        return self.timeline.uid
 
     def is_known_passed(self) -> bool:
         """Whether it has passed for all we know; asks nobody."""
-        if self.own.position <= self.own.timeline.watermark:
+        if self.position <= self.timeline.watermark:
             return True
         return self.ticket is not None and self.ticket.is_passed
 
@@ -55,11 +60,9 @@ class StreamOrder:
         """Record this moment of a stream."""
         event = space.take_event(place.backend)
         place.stream.record(event)
-        line = self._line(place)
-        own = Ticket(0)
+        line = self._lines.get(place.line.uid) or self._line(place)
         line.position += 1
-        own.timeline, own.position, own.seen, own.event = line, line.position, line.clock, event
-        return FreePoint(own, place.ticket, event, place.backend)
+        return FreePoint(line, event, place.ticket, place.backend)
 
     def is_passed(self, point: FreePoint) -> bool:
         """Whether the device has got that far; one query at most.
@@ -76,8 +79,8 @@ class StreamOrder:
                 return False
         except Closed:  # one of several devices on this memory, whose streams had ended
             pass
-        line, position = point.own.timeline, point.own.position
-        line.watermark = max(line.watermark, position)
+        line = point.timeline
+        line.watermark = max(line.watermark, point.position)
         return True
 
     def is_implied(self, place: Place, point: FreePoint) -> bool:
@@ -91,7 +94,7 @@ class StreamOrder:
             and place.line.clock.get(ticket.timeline, 0) >= ticket.position
         ):
             return True
-        return not needed_waits(self._line(place), (point.own,))
+        return not needed_waits(self._line(place), (point,))
 
     def put_after(self, place: Place, points: Iterable[FreePoint]) -> int:
         """Have ``place`` come after ``points``; returns how many waits that took."""
@@ -99,10 +102,8 @@ class StreamOrder:
         if not needed:
             return 0
         line = self._line(place)
-        by_ticket = {id(point.own): point for point in needed}
-        waits = needed_waits(line, [point.own for point in needed])
-        for own in waits:
-            point = by_ticket[id(own)]
+        waits = needed_waits(line, needed)
+        for point in waits:
             place.stream.wait(point.event)
             place.num_calls += 1
             if point.ticket is not None and point.ticket.position:
@@ -116,7 +117,6 @@ class StreamOrder:
         if not point.holds and point.event is not None:
             space.give_event(point.event, point.backend)
             point.event = None
-            point.own.event = None
 
     def _line(self, place: Place) -> Timeline:
         uid = place.line.uid

@@ -7,7 +7,7 @@ from typing import Any
 from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.sizes import ALIGNMENT, checked_size
 from streamflow.memory.space import Place
-from streamflow.memory.spans import SizeShelf, Span
+from streamflow.memory.spans import Region, SizeShelf, Span
 from streamflow.memory.suballocator import SubAllocator, round_up
 
 __all__ = ["PoolMemoryResource"]
@@ -85,7 +85,6 @@ class PoolMemoryResource(SubAllocator):
             if nbytes > rest:
                 return []
         if not self._is_grown:
-            self._is_grown = True
             first = self._initial_nbytes
             if first is None:
                 first = self._known_space().backend.memory_info()[0] // 2
@@ -98,6 +97,9 @@ class PoolMemoryResource(SubAllocator):
         while sizes[-1] > nbytes:
             sizes.append(max(nbytes, sizes[-1] // 2 & -ALIGNMENT))
         return sizes
+
+    def _on_region(self, region: Region) -> None:
+        self._is_grown = True
 
     def _forget(self) -> None:
         super()._forget()

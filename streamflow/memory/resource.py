@@ -10,11 +10,12 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from streamflow.backends.origin import describe, user_instruction
+from streamflow.backends.origin import caller, describe, user_instruction
 from streamflow.errors import Closed, DeviceLost
 from streamflow.memory.current import checked_device, find_space
 from streamflow.memory.sizes import ALIGNMENT, checked_alignment, checked_nbytes
@@ -68,8 +69,7 @@ class Piece:
         address: int,
         nbytes: int,
         alignment: int,
-        *,
-        capacity_nbytes: int | None = None,
+        capacity_nbytes: int | None = None,  # not by keyword only: one is made at every call
         inner: Piece | None = None,
         note: Any = None,
     ) -> None:
@@ -87,7 +87,8 @@ class Block:
 
     Keeps its resource and its stream alive. Dropped without a
     :meth:`DeviceMemoryResource.deallocate`, it is freed on the stream that it was allocated on,
-    by the next call of any resource of the device (rule R12).
+    by the next call of any resource of the device (rule R12); one of ``allocate_sync`` when all
+    that the device was given by then has ended (rule R6).
 
     Attributes
     ----------
@@ -125,7 +126,8 @@ class Block:
         self.generation = next(_generations)
         self._piece: Piece = piece
         self._space = space
-        self._made_at = user_instruction()
+        frame = caller(4)  # who called what called _block
+        self._made_at = frame.f_code, frame.f_lasti
         self._freed_at: tuple[CodeType, int] | None = None
 
     @property
@@ -156,7 +158,9 @@ class Block:
     def __del__(self) -> None:
         # A finaliser never calls the driver, nor takes a lock (R12).
         if getattr(self, "_freed_at", True) is None and self._piece.address:
-            self.resource._post(self._piece, self._space, self.stream)
+            # Itself, not its piece: where both are garbage of one cycle, a finaliser of the
+            # program's may free it after this, and one free is enough.
+            self.resource._post(self._piece, self._space, self.stream, self)
 
     def __repr__(self) -> str:
         state = " freed" if self.is_freed else ""
@@ -164,6 +168,10 @@ class Block:
             f"<Block {self.nbytes} bytes at {self.address:#x} of {self.resource!r}, "
             f"made at {describe(*self._made_at)}{state}>"
         )
+
+
+_DROPPED = Block.__del__.__code__, 0
+"""Where a block was freed that was dropped: a finaliser may free it once more, for nothing."""
 
 
 class DeviceMemoryResource(ABC):
@@ -192,7 +200,7 @@ class DeviceMemoryResource(ABC):
         self._space: Space | None = find_space(device) if named else None
         self._lock = threading.RLock()
         self._is_closed = False
-        self._dropped: deque[tuple[Piece, Space, Any]] = deque()
+        self._dropped: deque[tuple[Piece, Space, Any, Block | None]] = deque()
         self._is_dropped = False
         if self._space is not None:
             self._space.tenants[id(self)] = self
@@ -225,7 +233,8 @@ class DeviceMemoryResource(ABC):
         Closed
             The resource, the stream or the device is closed.
         """
-        alignment = checked_alignment(alignment)
+        if alignment is not ALIGNMENT:
+            alignment = checked_alignment(alignment)
         checked = checked_nbytes(nbytes, alignment)
         place = self._place(stream)
         return self._block(self.take(checked, alignment, place), stream)
@@ -275,9 +284,11 @@ class DeviceMemoryResource(ABC):
             As :meth:`deallocate`, but for the stream, which is only looked at later.
         """
         self._check_back(block)
+        if block._freed_at is not None:  # it was dropped, and is free
+            return
         block._freed_at = user_instruction()
         if block.address:
-            block.resource._post(block._piece, block._space, stream)
+            block.resource._post(block._piece, block._space, stream, None)
 
     def allocate_sync(self, nbytes: int, alignment: int = ALIGNMENT) -> Block:
         """Memory that every stream may use when this returns. May block the thread.
@@ -292,7 +303,11 @@ class DeviceMemoryResource(ABC):
         place = self._sync_place()
         piece = self.take(checked, alignment, place)
         if piece.address:
-            _finish_blocking(place)
+            try:
+                _finish_blocking(place)
+            except BaseException:
+                self.give(piece, place)
+                raise
         return self._block(piece, None)
 
     def deallocate_sync(self, block: Block) -> None:
@@ -335,7 +350,9 @@ class DeviceMemoryResource(ABC):
         """
         if self._is_closed:
             raise Closed(f"{self!r} is closed")
-        self._enter(place)
+        space = self._space
+        if space is None or space.key != place.backend.space or not space.is_open:
+            self._enter(place)
         if self._dropped:
             self._drain()
         if not nbytes:
@@ -380,25 +397,30 @@ class DeviceMemoryResource(ABC):
     def _enter(self, place: Place) -> None:
         """Take memory in the space of ``place`` from now on, unless bound to another."""
         space = self._space
-        key = place.backend.space
         if space is None or not space.is_open:
-            space = space_of(place.backend)
-            if self._device is not None and self.device != space.index:
-                raise ValueError(
-                    f"{self!r} was made for device {self.device}, the stream belongs to "
-                    f"device {space.index}"
-                )
             with self._lock:
-                self._forget()
-                self._space = space
-                space.tenants[id(self)] = self
-        elif space.key != key:
+                space = self._space
+                if space is None or not space.is_open:  # else another thread was faster
+                    space = self._begin(space_of(place.backend))
+        if space.key != place.backend.space:
             other = f"device {place.backend.index}"
             if place.backend.index == space.index:
                 other += " of another event loop, whose simulated memory is another"
             raise ValueError(
                 f"{self!r} has its memory on device {space.index}, the stream belongs to {other}"
             )
+
+    def _begin(self, space: Space) -> Space:
+        """Start anew in ``space``. Called with the lock held."""
+        if self._device is not None and self.device != space.index:
+            raise ValueError(
+                f"{self!r} was made for device {self.device}, the stream belongs to "
+                f"device {space.index}"
+            )
+        self._forget()
+        self._space = space
+        space.tenants[id(self)] = self
+        return space
 
     def _on_space_closing(self) -> None:
         """The device is about to close, and has drained: give everything back, start anew."""
@@ -436,11 +458,14 @@ class DeviceMemoryResource(ABC):
         return Block(self, piece, self._space, stream)
 
     def _place(self, stream: Any) -> Place:
-        line = getattr(stream, "_line", None)
-        owner = getattr(line, "owner", None)
-        space = space_of(owner.backend) if owner is not None else self._known_space()
-        place = space.place(stream)
-        self._enter(place)
+        space = self._space
+        if space is not None and space.is_open:
+            place = space.place(stream)
+        else:
+            owner = getattr(getattr(stream, "_line", None), "owner", None)
+            space = space_of(owner.backend) if owner is not None else self._known_space()
+            place = space.place(stream)
+            self._enter(place)
         if space.dropped:
             space.reap()
         return place
@@ -463,7 +488,7 @@ class DeviceMemoryResource(ABC):
             raise TypeError(f"takes a Block, found {block!r}")
         if block.resource is not self and not self.is_equal(block.resource):
             raise ValueError(f"{block!r} is not a block of {self!r}")
-        if block._freed_at is not None:
+        if block._freed_at is not None and block._freed_at is not _DROPPED:
             raise ValueError(f"{block!r} was freed already, at {describe(*block._freed_at)}")
         if not block._space.is_open:
             raise Closed(f"{block!r}: its device was closed, which gave it back")
@@ -471,41 +496,55 @@ class DeviceMemoryResource(ABC):
     def _give_back(self, block: Block, place: Place) -> None:
         if block._space.key != place.backend.space:  # equal resources, different memory
             raise ValueError(f"{block!r} does not lie on device {place.backend.index} opened here")
-        with self._lock:
-            if block._freed_at is not None:  # another thread was faster
-                raise ValueError(f"{block!r} was freed already, at {describe(*block._freed_at)}")
-            block._freed_at = user_instruction()
+        frame = caller(3)  # who called what called this
+        if not self._claim(block, (frame.f_code, frame.f_lasti)):
+            self._check_back(block)  # another thread was faster
+            return
         self._give_or_keep(block._piece, block._space, place)
         if self._dropped:
             self._drain()
         if block._space.listeners:
             block._space.freed()
 
+    def _claim(self, block: Block, freed_at: tuple[CodeType, int]) -> bool:
+        """Whether it falls to the caller to free ``block``."""
+        with block.resource._lock:
+            if block._freed_at is not None:
+                return False
+            block._freed_at = freed_at
+            return True
+
     def _drain(self) -> None:
         """Free what was dropped without a free, each on the stream it was allocated on."""
         for _ in range(len(self._dropped)):
             try:
-                piece, space, stream = self._dropped.popleft()
+                piece, space, stream, block = self._dropped.popleft()
             except IndexError:  # another thread took the last one
                 return
-            if not space.is_open:
+            if not space.is_open or (block is not None and not self._claim(block, _DROPPED)):
                 continue
-            try:
-                place = space.sync_place() if stream is None else space.place(stream)
-            except Closed:  # nothing tells any more when what it was given has ended
+            place: Place | None = None
+            if stream is not None:
+                with suppress(Closed):
+                    place = space.place(stream)
+            if place is None:  # nothing tells when what it was given has ended
                 space.release(partial(self._give_after_all_blocking, piece, space, stream))
             else:
                 self._give_or_keep(piece, space, place)
 
     def _give_or_keep(self, piece: Piece, space: Space, place: Place) -> None:
         """Give a piece back; where that fails it is not lost: the next call tries again."""
+        if not piece.address:
+            return
         try:
-            self.give(piece, place)
+            piece.resource._give(piece, place)
         except BaseException:
-            self._dropped.append((piece, space, place.stream))
+            if piece.address:
+                self._dropped.append((piece, space, place.stream, None))
+            else:  # it is back all the same
+                space.count_blocks(-1)
             raise
-        if piece.address:
-            space.count_blocks(-1)
+        space.count_blocks(-1)
 
     def _give_after_all_blocking(self, piece: Piece, space: Space, stream: Any) -> None:
         place = space.sync_place()
@@ -514,15 +553,14 @@ class DeviceMemoryResource(ABC):
         except Exception as error:
             # On virtual time a closed gate is an error: another call comes when it is open.
             if not isinstance(place.backend.translate(error, "freeing"), DeviceLost):
-                self._post(piece, space, stream)
+                self._post(piece, space, stream, None)
             return
-        self.give(piece, place)
-        space.count_blocks(-1)
+        self._give_or_keep(piece, space, place)
 
-    def _post(self, piece: Piece, space: Space, stream: Any) -> None:
+    def _post(self, piece: Piece, space: Space, stream: Any, block: Block | None) -> None:
         """Have ``piece`` freed by whoever calls next. For finalisers: takes no lock (R12)."""
         if space.is_open:  # else all of it was given back
-            self._dropped.append((piece, space, stream))
+            self._dropped.append((piece, space, stream, block))
             space.dropped.append(self)
             if space.listeners:
                 space.freed()
@@ -553,13 +591,13 @@ def _finish_blocking(place: Place) -> None:
     """Wait for all that was given to ``place``, on whichever clock."""
     backend = place.backend
     event = backend.create_event()
-    place.stream.record(event)
-    if backend.is_virtual:
-        while not event.is_done and backend.advance(0):
+    try:
+        place.stream.record(event)
+        while backend.is_virtual and not event.is_done and backend.advance(0):
             pass
-    else:
-        event.sync()
-    event.close()
+        event.sync()  # on virtual time an error where a closed gate holds it up
+    finally:
+        event.close()
 
 
 def checked_resource(value: Any, name: str = "") -> DeviceMemoryResource:
@@ -570,6 +608,7 @@ def checked_resource(value: Any, name: str = "") -> DeviceMemoryResource:
     TypeError
         Not a resource; says how to make one of what resembles it.
     """
+<<<<<<< HEAD
     if isinstance(value, DeviceMemoryResource):
         return value
     hint = ""
@@ -580,3 +619,35 @@ def checked_resource(value: Any, name: str = "") -> DeviceMemoryResource:
     elif hasattr(type(value), "handle"):
         hint = ": CudaAsyncViewMemoryResource(...) makes one of a pool"
     raise TypeError(f"{name} takes a memory resource, found {value!r}{hint}".lstrip())
+=======
+    if type(nbytes) is int and 0 <= nbytes <= _MAX_NBYTES - alignment:
+        return nbytes
+    if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
+        raise TypeError(f"a size is an int of bytes, found {nbytes!r}")
+    checked = index(nbytes)
+    if checked < 0:
+        raise ValueError(f"a size is not negative, found {checked}")
+    if checked > _MAX_NBYTES - alignment:
+        raise OutOfDeviceMemory(
+            f"{checked} bytes are more than any device has (at most 2**63 - 1 - {alignment})"
+        )
+    return checked
+
+
+def checked_alignment(alignment: int) -> int:
+    """``alignment`` as an int.
+
+    Raises
+    ------
+    TypeError
+        Not an integer.
+    ValueError
+        Not a power of two.
+    """
+    if isinstance(alignment, bool) or not hasattr(alignment, "__index__"):
+        raise TypeError(f"an alignment is an int of bytes, found {alignment!r}")
+    checked = index(alignment)
+    if checked < 1 or checked & (checked - 1):
+        raise ValueError(f"an alignment is a power of two, found {checked}")
+    return checked
+>>>>>>> wt-r1

@@ -49,6 +49,8 @@ class Space:
     ----------
     index : int
         The device's ordinal.
+    is_open : bool
+        Whether a device is.
     tenants : WeakValueDictionary
         The resources that took memory here, each by its ``id``: equal ones are several.
     dropped : deque of Tenant
@@ -65,12 +67,15 @@ class Space:
         self.tenants: WeakValueDictionary[int, Tenant] = WeakValueDictionary()
         self.dropped: deque[Tenant] = deque()
         self.listeners: list[Callable[[], None]] = []
+        self.is_open = False
         self._backends: list[Backend] = []
         self._caches: dict[int, Callable[[], None]] = {}  # by the id of the backend
         self._num_blocks = 0
         self._releaser = Releaser(f"streamflow-release-{backend.index}", self._after_release)
         self._events: dict[int, deque[Any]] = {}  # by the id of the backend, which ends them
         self._lines: dict[int, Timeline] = {}  # of streams that no device of ours made
+        # The same by stream object, for speed: what was looked up stays so until it is closed.
+        self._known: dict[int, tuple[Any, Backend, Timeline]] = {}
         self._own: dict[str, Place] = {}
         self._lock = threading.RLock()  # a collection inside may free a block in its finaliser
 
@@ -87,10 +92,6 @@ class Space:
         if not backends:
             raise Closed(f"device {self.index} is closed")
         return backends[0]
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self._backends)
 
     @property
     def is_shared(self) -> bool:
@@ -116,7 +117,7 @@ class Space:
 
     def has(self, backend: object) -> bool:
         """Whether ``backend`` is one of the open ones."""
-        return any(one is backend for one in self._backends)
+        return backend in self._backends
 
     def place(self, stream: Any) -> Place:
         """Where work goes that is given to ``stream``.
@@ -134,17 +135,28 @@ class Space:
         Closed
             A closed stream.
         """
-        line = getattr(stream, "_line", None)
-        if isinstance(line, Timeline):
-            if line.stream is None or getattr(stream, "is_closed", False):
-                raise Closed(f"stream {line.name} is closed")
-            backend = line.owner.backend
+        known = self._known.get(id(stream))
+        if known is not None:
+            same, backend, line = known
+            if (
+                same is stream
+                and backend in self._backends
+                and not getattr(stream, "is_closed", False)
+            ):
+                # A stream may have several objects, of which one may be closed.
+                line.stream = stream
+                return Place(backend, line)
+        ours = getattr(stream, "_line", None)
+        if isinstance(ours, Timeline):
+            if ours.stream is None or getattr(stream, "is_closed", False):
+                raise Closed(f"stream {ours.name} is closed")
+            backend = ours.owner.backend
             if backend.space != self.key:
                 raise ValueError(
                     f"{stream!r} belongs to device {backend.index}, the memory to "
                     f"device {self.index}"
                 )
-            return Place(backend, line)
+            return Place(backend, ours)
         if not (hasattr(stream, "record") and hasattr(stream, "wait") and hasattr(stream, "sync")):
             raise TypeError(f"stream= takes a streamflow Stream or Lane, found {stream!r}")
         if getattr(stream, "is_closed", False):
@@ -154,17 +166,21 @@ class Space:
         backend = owner if self.has(owner) else self.backend
         uid = backend.stream_id(stream)
         with self._lock:
-            line = self._lines.get(uid)
-        if line is None:
+            found = self._lines.get(uid)
+        if found is None:
             self._check_owner(stream)
             with self._lock:
                 if len(self._lines) >= _NUM_LINES_MAX:
                     # They keep their streams. What is forgotten costs a wait that was not needed.
                     for old in list(self._lines)[: _NUM_LINES_MAX // 2]:
                         del self._lines[old]
-                line = self._lines.setdefault(uid, Timeline(uid, stream, f"stream {uid}"))
-        line.stream = stream  # a stream may have several objects, of which one may be closed
-        return Place(backend, line)
+                found = self._lines.setdefault(uid, Timeline(uid, stream, f"stream {uid}"))
+        if not backend.is_cuda or int(stream.handle) > _LAST_DEFAULT_HANDLE:
+            if len(self._known) >= _NUM_LINES_MAX:
+                self._known.clear()
+            self._known[id(stream)] = stream, backend, found
+        found.stream = stream
+        return Place(backend, found)
 
     def sync_place(self) -> Place:
         """A stream of our own, for the calls that take none."""
@@ -193,8 +209,9 @@ class Space:
 
     def give_event(self, event: Any, backend: Backend) -> None:
         """Nobody asks this event any more; waits for it stay as they were made."""
-        if self.has(backend):
-            self._events.setdefault(id(backend), deque()).append(event)
+        events = self._events.get(id(backend))
+        if events is not None:  # else it is closed
+            events.append(event)
 
     def destroy_pool(self, pool: Any) -> None:
         """Destroy a pool of the device. Of several open devices one has it, whichever made it."""
@@ -308,7 +325,9 @@ class Place:
 
 
 _NUM_LINES_MAX = 256
-_lock = threading.Lock()
+_LAST_DEFAULT_HANDLE = 2
+"""CUDA's default streams have handles up to this; one of them is another one in every thread."""
+_lock = threading.RLock()  # a finaliser inside may look for a space
 _spaces: dict[Any, Space] = {}
 
 
@@ -319,6 +338,8 @@ def enter_space(backend: Backend, trim: Callable[[], None] | None = None) -> Spa
         if space is None:
             space = _spaces[backend.space] = Space(backend)
         space._backends.append(backend)
+        space._events[id(backend)] = deque()
+        space.is_open = True
     if trim is not None:
         with space._lock:
             space._caches[id(backend)] = trim
@@ -333,10 +354,14 @@ def leave_space(space: Space, backend: Backend, *, keeps: bool = False) -> None:
         is_last = space._backends == [backend]
         if is_last:
             del _spaces[space.key]
-    if is_last and not keeps:
-        space._close()
-    space._backends.remove(backend)
-    space._events.pop(id(backend), None)
+    try:
+        if is_last and not keeps:
+            space._close()
+    finally:
+        space._backends.remove(backend)
+        space._events.pop(id(backend), None)
+        space._known.clear()
+        space.is_open = bool(space._backends)
 
 
 def space_of(backend: Backend) -> Space:

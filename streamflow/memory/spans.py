@@ -220,10 +220,20 @@ class AddressShelf:
         self._unindex(span)
 
     def cut(self, span: Span, nbytes: int) -> None:
-        self._unindex(span)
+        order, address = span.nbytes.bit_length(), span.address
+        if (span.nbytes - nbytes).bit_length() != order:
+            self._unindex(span)
+            span.address += nbytes
+            span.nbytes -= nbytes
+            self._index(span)
+            return
+        # Of the same class, and no other lies between: it takes the place that it had.
         span.address += nbytes
         span.nbytes -= nbytes
-        self._index(span)
+        del self._by_address[address]
+        self._by_address[span.address] = span
+        addresses = self._classes[order]
+        addresses[bisect_left(addresses, address)] = span.address
 
     def find(self, nbytes: int) -> Span | None:
         by_address, classes = self._by_address, self._classes

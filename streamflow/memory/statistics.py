@@ -191,12 +191,10 @@ class StatisticsResourceAdaptor(UpstreamResourceAdaptor):
                 counters._add(nbytes)
         return piece
 
-    def _give(self, piece: Piece, place: Place) -> None:
-        assert piece.inner is not None
+    def _on_given(self, piece: Piece) -> None:
         with self._lock:
             for counters in self._charged.pop(piece, ()):
                 counters._subtract(piece.nbytes)
-        self.upstream_mr.give(piece.inner, place)
 
     def _is_empty(self) -> bool:
         return not self._charged
@@ -204,7 +202,7 @@ class StatisticsResourceAdaptor(UpstreamResourceAdaptor):
     def _forget(self) -> None:
         """The device was closed, which freed all."""
         with self._lock:
-            for piece, charged in self._charged.items():
+            forgotten, self._charged = self._charged, {}  # a finaliser inside may free one
+            for piece, charged in forgotten.items():
                 for counters in charged:
                     counters._subtract(piece.nbytes)
-            self._charged.clear()

@@ -119,7 +119,7 @@ class Store:
         """Take a span back that was freed at ``point``."""
         span.region.num_live -= 1
         span.points = (point,)
-        uid = point.uid
+        uid = point.timeline.uid
         shelf = self.shelves.get(uid)
         if shelf is None:
             shelf = self._shelf(uid)
@@ -342,16 +342,16 @@ class Store:
             return tuple(points)
         if len(points) == 2:  # two frees of one stream, mostly
             one, other = points
-            if one.own.timeline is other.own.timeline:
-                if one.own.position < other.own.position:
+            if one.timeline is other.timeline:
+                if one.position < other.position:
                     one, other = other, one
                 self.order.drop(self._space, other)
                 return (one,)
-        owns = {id(own) for own in needed_waits(_NOWHERE, [point.own for point in points])}
+        maximal = {id(point) for point in needed_waits(_NOWHERE, points)}
         kept: list[FreePoint] = []
         for point in points:
-            if id(point.own) in owns:
-                owns.discard(id(point.own))  # a point may be held twice
+            if id(point) in maximal:
+                maximal.discard(id(point))  # a point may be held twice
                 kept.append(point)
             else:
                 self.order.drop(self._space, point)

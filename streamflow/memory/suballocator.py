@@ -1,7 +1,7 @@
 """What pool, arena and fixed-size resources share: an upstream, a lock, growth, and figures.
 
 The lock is never held while the upstream is called, so an upstream may call back in, wait for
-another thread or fail, and finds everything in order.
+another thread's frees or fail, and finds everything in order. One thread at a time has it grow.
 """
 
 from __future__ import annotations
@@ -111,6 +111,9 @@ class SubAllocator(Figures, DeviceMemoryResource):
     def _on_region(self, region: Region) -> None:
         """New memory has come. Locked."""
 
+    def _defragment(self) -> None:
+        """Make what is wholly free a region without a span in use. Locked."""
+
     def _need(self, nbytes: int, alignment: int) -> int:
         """The size of a region that surely has room for such a block."""
         return nbytes + max(0, alignment - ALIGNMENT)
@@ -135,7 +138,7 @@ class SubAllocator(Figures, DeviceMemoryResource):
         if span is None:
             span = self._take_slowly(place, rounded, alignment, nbytes)
             capacity = span.nbytes
-        return Piece(self, span.address, nbytes, alignment, capacity_nbytes=capacity, note=span)
+        return Piece(self, span.address, nbytes, alignment, capacity, None, span)
 
     def _give(self, piece: Piece, place: Place) -> None:
         with self._lock:
@@ -248,6 +251,7 @@ class SubAllocator(Figures, DeviceMemoryResource):
         """
         super().trim()
         self._locked(lambda: None)  # what comes late is free then
+        self._locked(self._defragment)
         while True:
             taken = self._locked(self._take_unused)
             if taken is None:
@@ -296,8 +300,14 @@ class SubAllocator(Figures, DeviceMemoryResource):
             self._space = None
         if space is None or self.upstream_mr._space is not space:
             return  # the upstream's own turn came first: it has given everything back
+        errors: list[Exception] = []
         for region in regions:
-            self._give_up(region.source, space.sync_place())
+            try:
+                self._give_up(region.source, space.sync_place())
+            except Exception as error:  # the others are to go back all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _forget(self) -> None:
         self._main = None

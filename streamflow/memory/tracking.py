@@ -108,15 +108,17 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
         return frame.f_code, frame.f_lasti, stack
 
     def _give(self, piece: Piece, place: Place) -> None:
+        if piece not in self._outstanding:
+            raise ValueError(
+                f"{piece.nbytes} bytes at {piece.address:#x} are not outstanding here: "
+                "freed before, or by another resource"
+            )
+        super()._give(piece, place)
+
+    def _on_given(self, piece: Piece) -> None:
         with self._lock:
-            if self._outstanding.pop(piece, None) is None:
-                raise ValueError(
-                    f"{piece.nbytes} bytes at {piece.address:#x} are not outstanding here: "
-                    "freed before, or by another resource"
-                )
-            self._outstanding_nbytes -= piece.nbytes
-        assert piece.inner is not None
-        self.upstream_mr.give(piece.inner, place)
+            if self._outstanding.pop(piece, None) is not None:  # else its device was closed
+                self._outstanding_nbytes -= piece.nbytes
 
     def _is_empty(self) -> bool:
         return not self._outstanding

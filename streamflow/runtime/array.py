@@ -46,6 +46,8 @@ class Allocation:
     def __del__(self) -> None:
         # A finaliser never calls the driver (R12): leave the free to the device's loop.
         if not self.is_freed and self.address:
+            # Where it is garbage of a cycle, other finalisers still see it: one free is enough.
+            self.is_freed = True
             self.core.post_free(self.address, self.home, self.root)
 
 

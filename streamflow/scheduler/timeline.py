@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from streamflow.scheduler.fair import FairQueue
 
@@ -184,7 +184,10 @@ class Ticket:
         return f"<Ticket #{self.seq} {self.timeline.name}@{self.position}>"
 
 
-def needed_waits(timeline: Timeline, tickets: Iterable[Ticket]) -> list[Ticket]:
+_Ticket = TypeVar("_Ticket", bound=Ticket)
+
+
+def needed_waits(timeline: Timeline, tickets: Iterable[_Ticket]) -> list[_Ticket]:
     """Which of ``tickets`` a new op on ``timeline`` must wait for by event.
 
     Leaves out what has completed, what the same stream orders by itself, what earlier
@@ -192,7 +195,7 @@ def needed_waits(timeline: Timeline, tickets: Iterable[Ticket]) -> list[Ticket]:
     reduction (rule R4). None of ``tickets`` may be parked.
     """
     clock = timeline.clock
-    waits: list[Ticket] = []
+    waits: list[_Ticket] = []
     for ticket in tickets:
         line = ticket.timeline
         position = ticket.position

@@ -549,3 +549,29 @@ def test_the_ledger_counts_what_is_held_by_kind_and_line(run):
             assert dev.live() == {}
 
     run(main)
+
+
+def test_an_array_in_a_cycle_with_who_frees_it_is_freed_once(run, open_device):
+    refused = []
+
+    class Owner:
+        def __init__(self, array):
+            self.array, self.cycle = array, self
+
+        def __del__(self):  # after the array's own, which is older
+            try:
+                self.array.free()
+            except sf.Closed as error:
+                refused.append(error)
+
+    async def main():
+        async with open_device() as dev:
+            for _ in range(3):
+                Owner(dev.zeros(64, np.float32))
+            await dev.synchronize()
+            gc.collect()
+            assert len(refused) == 3
+            await dev.synchronize()
+            assert dev.stats().memory.used_nbytes == 0
+
+    run(main)

@@ -27,6 +27,7 @@ class Upstream(DeviceMemoryResource):
         super().__init__(device)
         self.total_nbytes = total_nbytes
         self.fails_at = fails_at
+        self.num_refusals = 0  # of the frees that come next
         self.error: type[BaseException] = OutOfDeviceMemory
         self.num_takes = 0
         self.num_trims = 0
@@ -53,6 +54,9 @@ class Upstream(DeviceMemoryResource):
 
     def _give(self, piece: Piece, place: Place) -> None:
         with self._lock:
+            if self.num_refusals:
+                self.num_refusals -= 1
+                raise self.error("a free is refused")
             if self.live.pop(piece.address, None) is not piece:
                 raise AssertionError(f"{piece.address:#x} is not live")
             self.used_nbytes -= piece.nbytes

@@ -135,7 +135,8 @@ def check_log(layer: LoggingResourceAdaptor, out: set[tuple[int, int]]) -> None:
     fails_at=st.sets(st.integers(0, 30), max_size=10),
     answers=st.lists(st.sampled_from(["yes", "no", "free", "raise"]), max_size=12),
     steps=st.lists(
-        st.one_of(st.integers(1, 6000), st.sampled_from(["free", "drop", "other"])), max_size=30
+        st.one_of(st.integers(1, 6000), st.sampled_from(["free", "drop", "other", "refuse"])),
+        max_size=30,
     ),
 )
 def test_any_nesting_agrees_with_the_model(
@@ -151,6 +152,12 @@ def test_any_nesting_agrees_with_the_model(
             elif step == "other":
                 stack.stream = streams[1]
                 stack.free_oldest()
+            elif step == "refuse":
+                if stack.blocks:
+                    stack.upstream.num_refusals = 1
+                    with pytest.raises(OutOfDeviceMemory, match="refused"):
+                        stack.free_oldest()
+                    stack.top.trim()
             elif step == "drop":
                 if stack.blocks:
                     stack.blocks.pop()

@@ -20,6 +20,7 @@ from streamflow.memory import (
     LimitingResourceAdaptor,
     LoggingResourceAdaptor,
     ManagedMemoryResource,
+    PoolMemoryResource,
     PrefetchResourceAdaptor,
     StatisticsResourceAdaptor,
     TrackingResourceAdaptor,
@@ -135,6 +136,44 @@ def test_a_dropped_block_is_freed_by_the_next_call(make: Make, ground: Ground) -
     adaptor.trim()
     assert not upstream.live
     assert upstream.num_trims == 1
+
+
+def test_a_free_that_the_upstream_refuses_is_made_by_the_next_call(
+    make: Make, ground: Ground
+) -> None:
+    stream = ground.stream()
+    upstream = Upstream(device=0)
+    adaptor = make(StatisticsResourceAdaptor(TrackingResourceAdaptor(make(upstream))))
+    block = adaptor.allocate(8192, stream=stream)
+    upstream.num_refusals = 1
+    with pytest.raises(OutOfDeviceMemory, match="refused"):
+        adaptor.deallocate(block, stream=stream)
+    assert len(upstream.live) == 1
+    assert ground.space.is_shared
+    other = adaptor.allocate(100, stream=stream)
+    assert len(upstream.live) == 1
+    adaptor.deallocate(other, stream=stream)
+    assert not upstream.live
+    assert not ground.space.is_shared
+    if isinstance(adaptor, LoggingResourceAdaptor):
+        assert Path(adaptor.get_file_name()).read_text().count(",free,") == 2
+
+
+def test_what_could_not_be_trimmed_through_it_is_trimmed_later(make: Make, ground: Ground) -> None:
+    stream = ground.stream()
+    upstream = Upstream(device=0)
+    adaptor = make(TrackingResourceAdaptor(upstream))
+    pool = PoolMemoryResource(adaptor, 1 << 20)
+    pool.deallocate(pool.allocate(100, stream=stream), stream=stream)
+    upstream.num_refusals = 1
+    with pytest.raises(OutOfDeviceMemory, match="refused"):
+        pool.trim()
+    assert pool.reserved_nbytes == 1 << 20
+    pool.trim()
+    assert pool.reserved_nbytes == 0
+    assert not upstream.live
+    if isinstance(adaptor, StatisticsResourceAdaptor):
+        assert adaptor.resource_counts.current_count == 0
 
 
 def test_one_that_was_dropped_goes_when_nothing_of_it_is_out(make: Make, ground: Ground) -> None:

@@ -42,15 +42,17 @@ def test_an_upstream_that_raises_costs_nothing(ground: Ground) -> None:
     limited.allocate(512, stream=stream)
 
 
-def test_an_upstream_that_fails_to_free_costs_nothing(ground: Ground) -> None:
+def test_what_the_upstream_fails_to_free_counts_until_it_is_free(ground: Ground) -> None:
     stream = ground.stream()
     upstream = Upstream()
     limited = LimitingResourceAdaptor(upstream, 512, device=0)
     block = limited.allocate(512, stream=stream)
-    upstream.live.clear()
-    with pytest.raises(AssertionError):
+    upstream.num_refusals = 1
+    with pytest.raises(MemoryError):
         limited.deallocate(block, stream=stream)
-    assert limited.get_allocated_bytes() == 0
+    assert limited.get_allocated_bytes() == upstream.used_nbytes == 512
+    limited.trim()
+    assert limited.get_allocated_bytes() == upstream.used_nbytes == 0
 
 
 def test_no_moment_is_above_the_limit_and_no_byte_is_lost_with_8_threads(ground: Ground) -> None:

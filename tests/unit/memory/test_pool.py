@@ -43,6 +43,16 @@ def test_it_grows_by_its_size_or_the_request(on: Machine) -> None:
     assert source.sizes == [4 * KIB, 4 * KIB, 8 * KIB, 100 * KIB]
 
 
+def test_the_initial_size_is_taken_once_there_is_some(on: Machine) -> None:
+    source, stream = FakeUpstream(0, device=0), on.stream()
+    pool = PoolMemoryResource(source, 4 * KIB)
+    with pytest.raises(OutOfDeviceMemory):
+        pool.allocate(1, stream=stream)
+    source.limit_nbytes = MIB
+    pool.allocate(1, stream=stream)
+    assert pool.pool_size() == 4 * KIB
+
+
 def test_under_a_maximum_it_grows_by_half_of_the_rest(on: Machine) -> None:
     source, stream = FakeUpstream(device=0), on.stream()
     pool = PoolMemoryResource(source, 4 * KIB, 20 * KIB)

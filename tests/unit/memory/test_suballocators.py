@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_memory import FakeUpstream, Machine, machine
 
-from streamflow.errors import Closed, OutOfDeviceMemory
+from streamflow.errors import Closed, DeviceError, OutOfDeviceMemory
 from streamflow.memory import (
     ArenaMemoryResource,
     BinningMemoryResource,
@@ -196,6 +196,16 @@ def test_trim_gives_wholly_free_pieces_back_and_no_others(
     assert resource.allocate(KIB, stream=stream).address
 
 
+def test_trim_gives_back_what_was_dropped(make: Callable[..., Any], on: Machine) -> None:
+    source = FakeUpstream(device=0)
+    resource = make(source, MIB)
+    stream = on.stream()
+    blocks = [resource.allocate(nbytes, stream=stream) for nbytes in (KIB, 2 * KIB)]
+    blocks.clear()
+    resource.trim()
+    assert not source.live
+
+
 def test_what_is_trimmed_goes_to_the_upstream_after_its_uses(
     make: Callable[..., Any], on: Machine
 ) -> None:
@@ -270,7 +280,6 @@ def test_a_closed_one_refuses_and_gives_back_what_comes_in(
     with pytest.raises(Closed):
         resource.allocate(KIB, stream=stream)
     resource.deallocate(block, stream=stream)
-    resource.trim()
     assert not source.live
 
 
@@ -342,9 +351,8 @@ def test_a_free_that_the_device_refuses_is_made_later(
     finally:
         on.space.take_event = take_event  # type: ignore[method-assign]
     resource.trim()
-    for each in getattr(resource, "bin_mrs", []):
-        each.trim()
     assert assert_sums(resource).live_nbytes == 0
+    assert not on.space.is_shared
 
 
 def _raise(_: Any) -> Any:
@@ -404,6 +412,31 @@ def test_cr6_collected_at_every_allocation(make: Callable[..., Any], on: Machine
     assert found.pending_nbytes == 0
 
 
+@pytest.mark.parametrize("name", ["deallocate", "deallocate_later"])
+def test_a_finaliser_may_free_what_is_garbage_of_the_same_cycle(
+    make: Callable[..., Any], on: Machine, name: str
+) -> None:
+    resource = make(FakeUpstream(device=0), MIB)
+    stream = on.stream()
+    free = getattr(resource, name)
+
+    class Owner:
+        def __init__(self, block: Any) -> None:
+            self.block, self.cycle = block, self
+
+        def __del__(self) -> None:
+            free(self.block, stream=stream)
+
+    for _ in range(3):
+        Owner(resource.allocate(KIB, stream=stream))  # older than its owner: dropped first
+    gc.collect()
+    on.space.reap()
+    assert assert_sums(resource).live_nbytes == 0
+    assert not on.space.is_shared
+    blocks = all_of(resource, stream, KIB)
+    assert len({block.address for block in blocks}) == len(blocks)
+
+
 def test_frees_from_other_threads(make: Callable[..., Any], on: Machine) -> None:
     resource = make(FakeUpstream(device=0), 4 * MIB)
     stream = on.stream()
@@ -447,6 +480,40 @@ def test_allocate_sync_may_be_used_on_every_stream(
     assert assert_sums(resource).live_nbytes == 0
 
 
+def test_allocate_sync_does_not_return_before_its_memory_is_free(on: Machine) -> None:
+    pool = PoolMemoryResource(CudaMemoryResource(device=0), MIB, MIB)
+    stream = on.stream()
+    block = pool.allocate(MIB, stream=stream)
+    with on.sim.gate(stream):
+        on.write(block, stream)
+        pool.deallocate(block, stream=stream)
+        with pytest.raises(DeviceError):  # nobody is there to open it
+            pool.allocate_sync(MIB)
+        assert assert_sums(pool).live_nbytes == 0
+    pool.deallocate_sync(pool.allocate_sync(MIB))
+
+
+def test_one_of_allocate_sync_that_is_dropped_goes_after_all_that_runs(
+    make: Callable[..., Any], upstream: Any, on: Machine
+) -> None:
+    resource = make(upstream, MIB)
+    one, other = on.stream(), on.stream()
+    block = resource.allocate_sync(4 * KIB)
+    with on.sim.gate(one):
+        on.write(block, one)
+        del block
+        on.space.reap()
+        assert assert_sums(resource).live_nbytes > 0
+        for block in all_of(resource, other):
+            on.write(block, other)
+    on.space.reap()
+    on.run()
+    del block
+    on.space.reap()
+    assert assert_sums(resource).live_nbytes == 0
+    assert not on.space.is_shared
+
+
 def test_the_upstream_must_be_a_resource() -> None:
     for kind in (
         PoolMemoryResource,
@@ -484,4 +551,31 @@ def test_a_free_in_the_middle_of_another_call_is_made_after_it(
     inner._order.mark = marking
     resource.deallocate(blocks.pop(), stream=stream)
     assert blocks == []
+    assert assert_sums(resource).live_nbytes == 0
+
+
+def test_two_threads_that_come_first_together_share_what_is_there(
+    make: Callable[..., Any], on: Machine
+) -> None:
+    resource = make(FakeUpstream(device=0), MIB)
+    stream = on.stream()
+    others: list[Any] = []
+    lock = resource._lock
+
+    class Slow:
+        """The other thread gets the lock first, and is done when we have it."""
+
+        def __enter__(self) -> None:
+            resource._lock = lock
+            others.append(resource.allocate(KIB, stream=stream))
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    resource._lock = Slow()
+    block = resource.allocate(KIB, stream=stream)
+    assert assert_sums(resource).live_nbytes == 2 * block.capacity_nbytes
+    for each in (block, *others):
+        resource.deallocate(each, stream=stream)
     assert assert_sums(resource).live_nbytes == 0
