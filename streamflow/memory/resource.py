@@ -608,7 +608,6 @@ def checked_resource(value: Any, name: str = "") -> DeviceMemoryResource:
     TypeError
         Not a resource; says how to make one of what resembles it.
     """
-<<<<<<< HEAD
     if isinstance(value, DeviceMemoryResource):
         return value
     hint = ""
@@ -619,35 +618,3 @@ def checked_resource(value: Any, name: str = "") -> DeviceMemoryResource:
     elif hasattr(type(value), "handle"):
         hint = ": CudaAsyncViewMemoryResource(...) makes one of a pool"
     raise TypeError(f"{name} takes a memory resource, found {value!r}{hint}".lstrip())
-=======
-    if type(nbytes) is int and 0 <= nbytes <= _MAX_NBYTES - alignment:
-        return nbytes
-    if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
-        raise TypeError(f"a size is an int of bytes, found {nbytes!r}")
-    checked = index(nbytes)
-    if checked < 0:
-        raise ValueError(f"a size is not negative, found {checked}")
-    if checked > _MAX_NBYTES - alignment:
-        raise OutOfDeviceMemory(
-            f"{checked} bytes are more than any device has (at most 2**63 - 1 - {alignment})"
-        )
-    return checked
-
-
-def checked_alignment(alignment: int) -> int:
-    """``alignment`` as an int.
-
-    Raises
-    ------
-    TypeError
-        Not an integer.
-    ValueError
-        Not a power of two.
-    """
-    if isinstance(alignment, bool) or not hasattr(alignment, "__index__"):
-        raise TypeError(f"an alignment is an int of bytes, found {alignment!r}")
-    checked = index(alignment)
-    if checked < 1 or checked & (checked - 1):
-        raise ValueError(f"an alignment is a power of two, found {checked}")
-    return checked
->>>>>>> wt-r1

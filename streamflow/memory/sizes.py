@@ -51,6 +51,8 @@ def checked_nbytes(nbytes: int, alignment: int = ALIGNMENT) -> int:
     OutOfDeviceMemory
         More than 2**63 - 1 - ``alignment``.
     """
+    if type(nbytes) is int and 0 <= nbytes <= _MAX_NBYTES - alignment:
+        return nbytes
     if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
         raise TypeError(f"a size is an int of bytes, found {nbytes!r}")
     checked = index(nbytes)
