@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         CudaAsyncViewMemoryResource,
     )
     from streamflow.memory.binning import BinningMemoryResource
+    from streamflow.memory.blocks import Block, Piece
     from streamflow.memory.callback import (
         AllocateCallback,
         CallbackMemoryResource,
@@ -81,7 +82,7 @@ if TYPE_CHECKING:
         set_per_device_resource,
         using,
     )
-    from streamflow.memory.resource import Block, DeviceMemoryResource, Piece
+    from streamflow.memory.resource import DeviceMemoryResource
     from streamflow.memory.statistics import Counters, Statistics, StatisticsResourceAdaptor
     from streamflow.memory.tracking import OutstandingAllocation, TrackingResourceAdaptor
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from streamflow.memory.blocks import Piece
 from streamflow.memory.current import find_space
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.space import Place, Space
 
 __all__ = ["UpstreamResourceAdaptor"]

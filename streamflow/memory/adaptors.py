@@ -9,7 +9,8 @@ from typing import Any
 from streamflow.backends.memory import Location, MemoryKind
 from streamflow.errors import OutOfDeviceMemory, StreamflowError
 from streamflow.memory.adaptor import UpstreamResourceAdaptor
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.blocks import Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.sizes import ALIGNMENT, checked_alignment, checked_nbytes
 from streamflow.memory.space import Place
 from streamflow.scheduler.budget import parse_nbytes

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamflow.errors import OutOfDeviceMemory
-from streamflow.memory.resource import Block, DeviceMemoryResource, checked_resource
+from streamflow.memory.blocks import Block
+from streamflow.memory.resource import DeviceMemoryResource, checked_resource
 from streamflow.memory.sizes import ALIGNMENT
 
 __all__ = ["Allocator", "PolymorphicAllocator", "StreamAllocatorAdaptor", "TypedAllocator"]

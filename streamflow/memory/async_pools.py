@@ -6,9 +6,10 @@ from typing import Any
 
 from streamflow.backends.base import Backend
 from streamflow.errors import Closed, DeviceError, DeviceLost
+from streamflow.memory.blocks import Piece
 from streamflow.memory.leaf import LeafMemoryResource, padded
 from streamflow.memory.mempool import MemoryPool
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.sizes import checked_size
 from streamflow.memory.space import Place, Space
 

@@ -6,9 +6,10 @@ from bisect import bisect_left
 from dataclasses import fields
 from typing import Any
 
+from streamflow.memory.blocks import Piece
 from streamflow.memory.figures import Figures, SubAllocatorInfo
 from streamflow.memory.fixed_size import FixedSizeMemoryResource
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.sizes import ALIGNMENT, checked_size
 from streamflow.memory.space import Place
 from streamflow.memory.suballocator import SubAllocator, round_up

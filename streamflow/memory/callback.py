@@ -7,7 +7,8 @@ from operator import index
 from typing import Any, TypeAlias
 
 from streamflow.errors import OutOfDeviceMemory
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.blocks import Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.sizes import checked_alignment
 from streamflow.memory.space import Place
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from streamflow.backends.base import Backend
 from streamflow.errors import BackendUnavailable
+from streamflow.memory.blocks import Piece
 from streamflow.memory.current import find_space
 from streamflow.memory.leaf import DeferringMemoryResource
-from streamflow.memory.resource import DeviceMemoryResource, Piece, checked_resource
+from streamflow.memory.resource import DeviceMemoryResource, checked_resource
 from streamflow.memory.space import Place, Space
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from streamflow.errors import OutOfDeviceMemory
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.blocks import Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.sizes import ALIGNMENT, checked_size
 from streamflow.memory.space import Place
 from streamflow.memory.spans import FifoShelf, Region, Span

@@ -7,9 +7,9 @@ from typing import Any
 from streamflow.backends.base import Backend
 from streamflow.backends.memory import Location, MemoryAdvice
 from streamflow.errors import DeviceError
+from streamflow.memory.blocks import Block
 from streamflow.memory.current import checked_device
 from streamflow.memory.leaf import DeferringMemoryResource, padded
-from streamflow.memory.resource import Block
 from streamflow.memory.sizes import ALIGNMENT, checked_size
 from streamflow.memory.space import Place
 

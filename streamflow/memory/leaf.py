@@ -10,9 +10,10 @@ from typing import Any
 
 from streamflow.backends.base import Backend
 from streamflow.errors import DeviceLost, OutOfDeviceMemory
+from streamflow.memory.blocks import Piece
 from streamflow.memory.current import current_device
 from streamflow.memory.deferred import DeferredFrees
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.sizes import ALIGNMENT
 from streamflow.memory.space import Place, Space
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from streamflow.memory.adaptor import UpstreamResourceAdaptor
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.blocks import Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.space import Place
 
 __all__ = ["LogAction", "LogRecord", "LoggingResourceAdaptor", "read_log"]

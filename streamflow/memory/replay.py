@@ -18,9 +18,10 @@ from streamflow.backends import open_backend
 from streamflow.backends.base import Backend, KernelSpec, Parameter
 from streamflow.config import Settings, SimOptions
 from streamflow.errors import OutOfDeviceMemory
+from streamflow.memory.blocks import Piece
 from streamflow.memory.figures import Figures
 from streamflow.memory.log import LogAction, LogRecord
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.sizes import ALIGNMENT
 from streamflow.memory.space import Place, Space, enter_space, leave_space
 from streamflow.memory.spec import ResourceSpec

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamflow.memory.adaptor import UpstreamResourceAdaptor
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.blocks import Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.space import Place
 
 __all__ = ["Counters", "Statistics", "StatisticsResourceAdaptor"]

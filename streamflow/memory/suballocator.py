@@ -15,6 +15,7 @@ from logging import getLogger
 from typing import Any, ClassVar, TypeVar
 
 from streamflow.errors import Closed, OutOfDeviceMemory
+from streamflow.memory.blocks import Piece
 from streamflow.memory.figures import (
     Figures,
     SubAllocatorInfo,
@@ -23,7 +24,7 @@ from streamflow.memory.figures import (
     pending_nbytes,
 )
 from streamflow.memory.order import FreePoint, StreamOrder
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.sizes import ALIGNMENT
 from streamflow.memory.space import Place
 from streamflow.memory.spans import Region, Shelf, Span

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 from streamflow.backends.origin import ON_BEHALF, caller, describe
 from streamflow.memory.adaptor import UpstreamResourceAdaptor
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.blocks import Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.space import Place
 
 __all__ = ["OutstandingAllocation", "TrackingResourceAdaptor"]

@@ -12,9 +12,10 @@ from weakref import ref
 import numpy as np
 
 from streamflow.errors import OutOfDeviceMemory, StreamflowError
+from streamflow.memory.blocks import Piece
 from streamflow.memory.default import resource_without_pools
 from streamflow.memory.registry import resource_in_use, resource_set_for
-from streamflow.memory.resource import DeviceMemoryResource, Piece, checked_resource
+from streamflow.memory.resource import DeviceMemoryResource, checked_resource
 from streamflow.memory.sizes import ALIGNMENT
 from streamflow.memory.space import Place
 from streamflow.runtime.array import Allocation, DeviceArray

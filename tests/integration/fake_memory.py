@@ -9,7 +9,8 @@ from typing import Any
 from streamflow import Settings, SimOptions
 from streamflow.backends.sim import open_device
 from streamflow.errors import OutOfDeviceMemory
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.blocks import Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.space import Place, enter_space, leave_space
 
 

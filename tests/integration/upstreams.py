@@ -8,7 +8,8 @@ from typing import Any
 
 from streamflow import OutOfDeviceMemory, Settings, SimOptions
 from streamflow.backends import open_backend
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.blocks import Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.space import Place, Space, enter_space, leave_space
 
 

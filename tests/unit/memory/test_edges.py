@@ -17,7 +17,8 @@ import pytest
 from streamflow import memory
 from streamflow.backends.sim import host_memory
 from streamflow.errors import Closed, OutOfDeviceMemory
-from streamflow.memory.resource import Block, DeviceMemoryResource
+from streamflow.memory.blocks import Block
+from streamflow.memory.resource import DeviceMemoryResource
 
 Make = Callable[[Any], DeviceMemoryResource]
 

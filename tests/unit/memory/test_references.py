@@ -7,8 +7,9 @@ from itertools import product
 import pytest
 
 from streamflow.memory import references as refs
+from streamflow.memory.blocks import Piece
 from streamflow.memory.references import require
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.space import Place
 
 PROPERTIES = {

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from streamflow.memory import registry
+from streamflow.memory.blocks import Piece
 from streamflow.memory.leaves import CudaMemoryResource
 from streamflow.memory.registry import (
     get_current_device_resource,
@@ -26,7 +27,7 @@ from streamflow.memory.registry import (
     set_per_device_resource,
     using,
 )
-from streamflow.memory.resource import DeviceMemoryResource, Piece
+from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.memory.space import Place
 
 
