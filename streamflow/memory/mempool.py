@@ -208,7 +208,7 @@ class MemoryPool:
         device : Device or int
             An open one.
         access : PoolAccess or str
-            ``"read-write"``, ``"read"`` or ``"none"``.
+            ``"read-write"``, ``"read"`` or ``"none"``. An H200's driver (580) refused ``"read"``.
 
         Ordering
         --------
