@@ -310,15 +310,21 @@ class MemoryQueue:
     def _unfinished(self) -> list[Op[Any]]:
         """What may bring memory back: of each stream its oldest free, else its newest op.
 
+        Those of other devices here for the same GPU as well, so that it shows when such an op
+        ends, and not at some later look (R15).
+
         Other work counts as well: who waits for it may free something then, and a fault of it
         is to end the wait (rule R2).
         """
-        core = self._core
-        found = core.pending_ops()
-        for line in core.lines:
-            ops: list[Op[Any]] = [ticket.op for ticket in line.inflight if ticket.op is not None]
-            if ops:
-                found.append(next((op for op in ops if op.kind == "free"), ops[-1]))
+        found: list[Op[Any]] = []
+        for core in self._core.poller.peers():
+            if core.space is not self._core.space:
+                continue
+            found += core.pending_ops()
+            for line in core.lines:
+                ops: list[Op[Any]] = [each.op for each in line.inflight if each.op is not None]
+                if ops:
+                    found.append(next((op for op in ops if op.kind == "free"), ops[-1]))
         return found
 
     def _is_circle(self) -> bool:

@@ -683,3 +683,24 @@ def test_c12_a_device_whose_loop_ended_while_tasks_waited_is_given_back(caplog):
     del task
     gc.collect()
     assert not [record for record in caplog.records if record.name == "streamflow"]
+
+
+def test_a_free_of_another_device_of_the_loop_serves_when_it_ends(run):
+    async def main():
+        async with small() as a, small() as b, anyio.create_task_group() as group:
+            x, y = a.empty(40 * MIB, np.uint8), a.empty(1 * MIB, np.uint8)
+            got, num = [], 0
+
+            async def want():
+                got.append(await b.alloc(40 * MIB, np.uint8))
+
+            group.start_soon(want)
+            await turns(5)
+            a.fill(x, 1)
+            del x
+            while not got and num < 100:
+                await a.fill(y, 1)  # time goes on, and nobody looks at the clock on the wall
+                num += 1
+            assert num < 20
+
+    run(main)
