@@ -163,7 +163,12 @@ class Space:
             raise Closed(f"{stream!r} is closed")
         # The simulator's streams name the backend that ends them.
         owner: Any = getattr(stream, "device", None)
-        backend = owner if self.has(owner) else self.backend
+        if self.has(owner):
+            backend = owner
+        elif getattr(owner, "space", None) == self.key:
+            raise Closed(f"{stream!r}: its device was closed")
+        else:
+            backend = self.backend
         uid = backend.stream_id(stream)
         with self._lock:
             found = self._lines.get(uid)

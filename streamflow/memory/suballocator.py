@@ -66,8 +66,7 @@ class SubAllocator(Figures, DeviceMemoryResource):
         self._region_alignment = ALIGNMENT
         self._order = StreamOrder()
         self._is_busy = False
-        # Frees by finalisers that ran in this thread in the middle of another call, and those
-        # that the device refused.
+        # Frees by finalisers that ran in this thread in the middle of another call.
         self._late: deque[tuple[Piece, Place]] = deque()
         self._growing = threading.RLock()
         self._main: Store | None = None
@@ -150,9 +149,7 @@ class SubAllocator(Figures, DeviceMemoryResource):
             try:
                 self._put_back(piece, place)
             except BaseException:
-                # Freed all the same, once somebody calls again.
-                piece.address = 0
-                self._late.append((piece, place))
+                self._keep(piece, place)
                 raise
             finally:
                 self._is_busy = False
@@ -175,17 +172,33 @@ class SubAllocator(Figures, DeviceMemoryResource):
 
     def _give_late(self) -> None:
         """Free what could not be freed at its moment. Called with the lock held."""
-        failed: list[tuple[Piece, Place]] = []
         while self._late:
             piece, place = self._late.popleft()
             self._is_busy = True
             try:
                 self._put_back(piece, place)
-            except Exception:  # still; whoever freed it was told
-                failed.append((piece, place))
+            except Exception:  # the next call tries again, and tells
+                self._keep(piece, place)
             finally:
                 self._is_busy = False
-        self._late.extend(failed)
+
+    def _keep(self, piece: Piece, place: Place) -> None:
+        """Have the next call free what could not be freed; for its owner it is back."""
+        space = self._space
+        if space is None:
+            return
+        again = Piece(
+            self,
+            piece.address,
+            piece.nbytes,
+            piece.alignment,
+            piece.capacity_nbytes,
+            None,
+            piece.note,
+        )
+        piece.address = 0
+        space.count_blocks(1)
+        self._dropped.append((again, space, place.stream, None))
 
     def _take_slowly(self, place: Place, nbytes: int, alignment: int, asked_nbytes: int) -> Span:
         span = self._grow(place, nbytes, alignment)

@@ -355,6 +355,23 @@ def test_a_free_that_the_device_refuses_is_made_later(
     assert not on.space.is_shared
 
 
+def test_a_free_that_was_refused_is_made_after_its_stream_was_closed(
+    make: Callable[..., Any], on: Machine
+) -> None:
+    resource = make(FakeUpstream(device=0), MIB)
+    stream = on.stream()
+    block = resource.allocate(KIB, stream=stream)
+    take_event = on.space.take_event
+    on.space.take_event = _raise  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no event"):
+        resource.deallocate(block, stream=stream)
+    on.space.take_event = take_event  # type: ignore[method-assign]
+    stream.close()
+    resource.trim()
+    assert assert_sums(resource).live_nbytes == 0
+    assert not on.space.is_shared
+
+
 def _raise(_: Any) -> Any:
     raise RuntimeError("no event")
 
