@@ -60,6 +60,11 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
         own = super().device
         return self.upstream_mr.device if own is None else own
 
+    @property
+    def largest_nbytes(self) -> int | None:
+        """The upstream's."""
+        return self.upstream_mr.largest_nbytes
+
     def trim(self) -> None:
         """Have the upstream give back what it keeps for later, as far as nothing uses it."""
         super().trim()

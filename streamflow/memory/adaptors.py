@@ -57,6 +57,12 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
         self._allocated_nbytes = 0
         self._charged: dict[Piece, int] = {}
 
+    @property
+    def largest_nbytes(self) -> int | None:
+        """The limit, or what the upstream can serve if that is less."""
+        below = self.upstream_mr.largest_nbytes
+        return self._limit_nbytes if below is None else min(self._limit_nbytes, below)
+
     def get_allocated_bytes(self) -> int:
         """What blocks that were given out take now, each rounded up to 256."""
         return self._allocated_nbytes

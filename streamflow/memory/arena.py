@@ -56,6 +56,11 @@ class ArenaMemoryResource(SubAllocator):
         self._dumps = bool(dump_log_on_failure)
         self._arenas: dict[int, Store] = {}  # by stream
 
+    @property
+    def largest_nbytes(self) -> int | None:
+        """The arena's size, where one was named."""
+        return self._arena_nbytes
+
     def dump(self) -> str:
         """Every arena in words: what is in use, free, and the largest hole."""
         found, rows = self.info(), self._locked(self._rows)

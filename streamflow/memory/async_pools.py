@@ -198,6 +198,11 @@ class CudaAsyncMemoryResource(_PoolMemoryResource):
     def _let_go(self, space: Space, pool: Any) -> None:
         space.destroy_pool(pool)
 
+    @property
+    def largest_nbytes(self) -> int | None:
+        """``max_size``, where one was named."""
+        return self.max_size or None
+
     def is_equal(self, other: DeviceMemoryResource) -> bool:
         """Whether it is the same: the pool is its own."""
         return self is other

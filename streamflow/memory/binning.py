@@ -73,6 +73,13 @@ class BinningMemoryResource(Figures, DeviceMemoryResource):
         return self.upstream_mr
 
     @property
+    def largest_nbytes(self) -> int | None:
+        """What the upstream or the largest bin can serve."""
+        sizes = self._bins[0]
+        below = self.upstream_mr.largest_nbytes
+        return below if below is None or not sizes else max(below, sizes[-1])
+
+    @property
     def bin_mrs(self) -> list[DeviceMemoryResource]:
         """The bins' resources, the smallest size first."""
         return list(self._bins[1])

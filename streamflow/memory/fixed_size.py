@@ -64,6 +64,11 @@ class FixedSizeMemoryResource(SubAllocator):
         self._region_alignment = min(self._block_nbytes & -self._block_nbytes, _ALIGNMENT_MAX)
 
     @property
+    def largest_nbytes(self) -> int | None:
+        """One block."""
+        return self._block_nbytes
+
+    @property
     def block_size(self) -> int:
         """Bytes of every block."""
         return self._block_nbytes

@@ -66,6 +66,11 @@ class PoolMemoryResource(SubAllocator):
         self._max_nbytes = None if maximum is None else maximum & -ALIGNMENT
         self._is_grown = False
 
+    @property
+    def largest_nbytes(self) -> int | None:
+        """The maximum; None where there is none."""
+        return self._max_nbytes
+
     def pool_size(self) -> int:
         """Bytes taken from the upstream."""
         return self.reserved_nbytes

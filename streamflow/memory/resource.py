@@ -238,6 +238,14 @@ class DeviceMemoryResource(ABC):
         return self._device if self._space is None else self._space.index
 
     @property
+    def largest_nbytes(self) -> int | None:
+        """The largest request that it could serve if nothing of it were in use.
+
+        None: as large a one as the memory it takes from.
+        """
+        return None
+
+    @property
     def _depth(self) -> int:
         """How many resources lie below this one, one under the other."""
         return 0

@@ -215,9 +215,13 @@ class Memory:
             try:
                 return take()
             except Exception as error:
-                if not (isinstance(error, StreamflowError) or resource is None):
-                    raise  # of a function of the user's
-                refusal = core.lose(error, f"allocating {nbytes} bytes")
+                refusal: StreamflowError
+                if isinstance(error, StreamflowError) or resource is None:
+                    refusal = core.lose(error, f"allocating {nbytes} bytes")
+                elif isinstance(error, MemoryError):  # as a resource of the user's says it
+                    refusal = OutOfDeviceMemory(str(error))
+                else:
+                    raise
                 try:
                     if not isinstance(refusal, OutOfDeviceMemory):
                         raise refusal from error

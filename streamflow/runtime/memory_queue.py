@@ -15,7 +15,7 @@ from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.holders import are_held_only_by
 from streamflow.runtime.op import Op
-from streamflow.runtime.shortage import describe_shortage, memory_report
+from streamflow.runtime.shortage import describe_shortage, largest_of, memory_report
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -124,10 +124,10 @@ class MemoryQueue:
             try:
                 return make()
             except OutOfDeviceMemory as refusal:
-                if nbytes > core.backend.properties.total_memory_nbytes:
+                if nbytes > largest_of(core, resource):
                     raise
                 refusal.__traceback__ = None
-        elif nbytes > core.backend.properties.total_memory_nbytes:
+        elif nbytes > largest_of(core, resource):
             raise describe_shortage(core, nbytes, resource, None)
         return await self._wait(Waiter(make, nbytes, resource, origin, core), timeout_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from streamflow.backends.origin import describe
@@ -14,7 +15,7 @@ from streamflow.runtime.op import Op
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
-__all__ = ["MemoryReport", "describe_shortage", "memory_report"]
+__all__ = ["MemoryReport", "describe_shortage", "largest_of", "memory_report"]
 
 _NUM_TOLD = 5
 
@@ -70,6 +71,16 @@ class MemoryReport:
             lines.append(f"  {nbytes} bytes are being freed, behind {behind}")
         lines.append(f"  try: {self.next_step}")
         return "\n".join(lines)
+
+
+def largest_of(core: Core, resource: DeviceMemoryResource | None) -> float:
+    """The largest request that ``resource``, or the device's own pool, could ever serve."""
+    largest = None if resource is None else resource.largest_nbytes
+    if largest is not None:
+        return largest
+    if resource is not None and resource.is_host_accessible:
+        return inf
+    return core.backend.properties.total_memory_nbytes
 
 
 def describe_shortage(
@@ -172,7 +183,9 @@ def _next_step(
     holders: tuple[tuple[str, int, int], ...],
     has_waited: bool,
 ) -> str:
-    if nbytes > core.backend.properties.total_memory_nbytes:
+    if resource is not None and nbytes > largest_of(core, resource):
+        return f"a smaller array, or several: {resource!r} never has that much at a time"
+    if nbytes > largest_of(core, resource):
         return "a smaller array, or several: the whole device has less than that"
     if pending or core.space.is_releasing:
         if has_waited:

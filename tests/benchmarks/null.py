@@ -14,6 +14,7 @@ from typing import Any
 
 from streamflow.backends import register_backend
 from streamflow.backends.base import DeviceProperties, PoolInfo
+from streamflow.backends.memory import MemorySupport
 from streamflow.backends.sim import host_memory
 from streamflow.config import Settings
 from streamflow.errors import DeviceError, StreamflowError
@@ -86,6 +87,9 @@ class NullBackend:
 
     def set_current(self) -> None:
         pass
+
+    def memory_support(self) -> MemorySupport:
+        return MemorySupport(True, True, True, True, True, True, frozenset())
 
     def memory_info(self) -> tuple[int, int]:
         return 1 << 40, 1 << 40

@@ -13,7 +13,7 @@ from weakref import ref
 import anyio
 import numpy as np
 import pytest
-from support import turns, virtual
+from support import turns, until, virtual
 
 import streamflow as sf
 
@@ -283,5 +283,56 @@ def test_what_goes_back_to_another_resource_meanwhile_ends_the_wait(run, clock):
             group.start_soon(dev.alloc, 40 * MIB, np.uint8)
             await turns(10)
             held.clear()  # its pool keeps it
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sf.memory.LimitingResourceAdaptor(sf.memory.CudaMemoryResource(), 8 * MIB),
+        lambda: sf.memory.PoolMemoryResource(sf.memory.CudaMemoryResource(), MIB, 8 * MIB),
+        lambda: sf.memory.ArenaMemoryResource(sf.memory.CudaMemoryResource(), 8 * MIB),
+        lambda: sf.memory.FixedSizeMemoryResource(sf.memory.CudaMemoryResource(), 8 * MIB, 1),
+        lambda: sf.memory.CudaAsyncMemoryResource(max_size=8 * MIB),
+        lambda: sf.memory.StatisticsResourceAdaptor(
+            sf.memory.LimitingResourceAdaptor(sf.memory.CudaMemoryResource(), 8 * MIB)
+        ),
+    ],
+    ids=["limit", "pool", "arena", "fixed size", "async", "an adaptor over a limit"],
+)
+def test_more_than_a_resource_ever_has_is_refused_at_once(run, make):
+    async def main():
+        resource = make()
+        async with small() as dev:
+            held = SimpleNamespace(x=dev.empty(MIB, np.uint8, memory=resource))
+            with anyio.fail_after(5), pytest.raises(sf.OutOfDeviceMemory, match="never has that"):
+                await dev.alloc(9 * MIB, np.uint8, memory=resource)
+            del held.x
+            await dev.alloc(4 * MIB, np.uint8, memory=resource)
+
+    run(main)
+
+
+def test_a_memory_error_of_a_users_resource_is_waited_for(run):
+    async def main():
+        taken = []
+
+        def give(stream, nbytes, alignment, arg):
+            if taken:
+                raise MemoryError("one at a time")
+            taken.append(nbytes)
+            return 1 << 40
+
+        resource = sf.memory.CallbackMemoryResource(give, lambda *args: taken.clear())
+        async with small() as dev, anyio.create_task_group() as group:
+            box = [dev.empty(64, np.uint8, memory=resource)]
+            with pytest.raises(sf.OutOfDeviceMemory, match="one at a time"):
+                dev.empty(64, np.uint8, memory=resource)
+            group.start_soon(partial(dev.alloc, 64, np.uint8, memory=resource))
+            await turns(20)
+            assert dev._core.memory.queue.waiters
+            box.clear()
+            await until(lambda: not dev._core.memory.queue.waiters)
 
     run(main)
