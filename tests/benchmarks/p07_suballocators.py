@@ -24,7 +24,7 @@ from tests.benchmarks.report import Options, Report, Sample, optional
 __all__ = ["as_table", "run"]
 
 MAX_NBYTES = 64 << 10
-TOTAL_NBYTES = 2 << 30  # 10 000 blocks of 32 KiB on average, and room to spare
+TOTAL_NBYTES = 1 << 30  # 10 000 blocks of 32 KiB on average, and room to spare
 NAMES = ("Pool", "Arena", "FixedSize", "Binning")
 
 
@@ -50,7 +50,7 @@ class Peer:
 def run(options: Options) -> Report:
     """Measure, print and compare."""
     report = Report("suballocators", "random sizes up to 64 KiB on one stream, us per call")
-    settings = Settings(sim=SimOptions(check_races=False))
+    settings = Settings(sim=SimOptions(check_races=False, memory_nbytes=8 * TOTAL_NBYTES))
     backend = open_backend(options.backend, 0, settings, object())
     try:
         backend.set_current()
@@ -91,16 +91,15 @@ def _run(options: Options, report: Report, backend: Any) -> None:
     nums = (10, 20, 40) if options.is_tiny else (100, 1_000, 10_000)
     num_swaps = options.sized(2_000, 20)
     for name in NAMES:
+        makers: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
+            "ours": partial(_make_ours, name, backend)
+        }
+        if rmm is not None:
+            makers["RMM"] = partial(_make_rmm, name, rmm, backend)
         medians: dict[tuple[str, int], float] = {}
-        for num in nums:
-            makers: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
-                "ours": partial(_make_ours, name, backend)
-            }
-            if rmm is not None:
-                makers["RMM"] = partial(_make_rmm, name, rmm, backend)
-            for who, values in _measure(makers, num, num_swaps, options.num_reps).items():
-                row = f"{name}MemoryResource, {who}, {num} live"
-                medians[who, num] = report.add(row, Sample(tuple(values), "us"))
+        for (who, num), values in _measure(makers, nums, num_swaps, options.num_reps).items():
+            row = f"{name}MemoryResource, {who}, {num} live"
+            medians[who, num] = report.add(row, Sample(tuple(values), "us"))
         first, last = nums[0], nums[-1]
         growth = medians["ours", last] / medians["ours", first]
         report.target(f"{name}: growth from {first} to {last}", growth, "x", at_most=2)
@@ -113,24 +112,29 @@ def _run(options: Options, report: Report, backend: Any) -> None:
 
 
 def _measure(
-    makers: dict[str, Callable[[], tuple[Any, Any, Any]]], num: int, num_swaps: int, num_reps: int
-) -> dict[str, list[float]]:
-    """Both in turn, with the same requests."""
-    numbers = random.Random(f"{num}")
-    peers: dict[str, Peer] = {}
-    sizes = [numbers.randint(1, MAX_NBYTES) for _ in range(num)]
+    makers: dict[str, Callable[[], tuple[Any, Any, Any]]],
+    nums: tuple[int, ...],
+    num_swaps: int,
+    num_reps: int,
+) -> dict[tuple[str, int], list[float]]:
+    """All in turn, with the same requests: a host changes its speed between two minutes."""
+    numbers = random.Random("requests")
+    peers: dict[tuple[str, int], Peer] = {}
     for who, make in makers.items():
-        take, give, close = make()
-        peers[who] = Peer(take, give, [take(nbytes) for nbytes in sizes], close)
-    found: dict[str, list[float]] = {who: [] for who in peers}
+        for num in nums:
+            sizes = [random.Random(index).randint(1, MAX_NBYTES) for index in range(num)]
+            take, give, close = make()
+            peers[who, num] = Peer(take, give, [take(nbytes) for nbytes in sizes], close)
+    found: dict[tuple[str, int], list[float]] = {key: [] for key in peers}
     for rep in range(num_reps + 1):
-        # At least once through all blocks before anything counts.
-        length = num_swaps if rep else max(num_swaps, 2 * num)
-        plan = [(numbers.randrange(num), numbers.randint(1, MAX_NBYTES)) for _ in range(length)]
-        for who, peer in peers.items():
-            value = peer.swap_us(plan)
-            if rep:
-                found[who].append(value)
+        for num in nums:
+            # At least once through all blocks before anything counts.
+            length = num_swaps if rep else max(num_swaps, 2 * num)
+            plan = [(numbers.randrange(num), numbers.randint(1, MAX_NBYTES)) for _ in range(length)]
+            for who in makers:
+                value = peers[who, num].swap_us(plan)
+                if rep:
+                    found[who, num].append(value)
     for peer in peers.values():
         for block in peer.live:
             peer.give(block)
