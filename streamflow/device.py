@@ -10,7 +10,7 @@ from inspect import iscoroutinefunction
 from operator import index as as_index
 from threading import Lock
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
@@ -19,7 +19,6 @@ from streamflow.backends.base import DeviceProperties
 from streamflow.backends.origin import here
 from streamflow.config import Settings
 from streamflow.errors import Closed, DeviceError, SimulatorWarning
-from streamflow.memory.mempool import MemoryPool
 from streamflow.memory.pinned import PinnedPool
 from streamflow.memory.resource import DeviceMemoryResource, checked_resource
 from streamflow.runtime.closing import close, drain, leave, raise_failures
@@ -39,6 +38,9 @@ from streamflow.scheduler.loops import current_shell
 from streamflow.scheduler.placement import Placement, PlacementRequest
 from streamflow.trace.model import Trace
 from streamflow.trace.recorder import recording
+
+if TYPE_CHECKING:
+    from streamflow.memory.mempool import MemoryPool
 
 __all__ = ["Device", "DeviceStats"]
 
@@ -143,7 +145,7 @@ class Device(Submit):
 
     def _build(self, core: Core) -> None:
         core.memory.set_default(self._resource)
-        self._pool = MemoryPool._view(core.space, core.memory.pool)
+        self._pool: MemoryPool | None = None
         if self._placement is not None:
             core.placement = Placement(core.compute, self._placement)
         self._transfers = Transfers(core)
@@ -313,6 +315,10 @@ class Device(Submit):
             raise Closed(f"device {self.index} is closed")
         if core.memory.pool is None:
             raise DeviceError(f"device {self.index} has no stream-ordered memory pools")
+        if self._pool is None:
+            from streamflow.memory.mempool import MemoryPool  # few programs look at it (R13)
+
+            self._pool = MemoryPool._view(core.space, core.memory.pool)
         return self._pool
 
     @property

@@ -13,7 +13,6 @@ import numpy as np
 
 from streamflow.errors import OutOfDeviceMemory, StreamflowError
 from streamflow.memory.blocks import Piece
-from streamflow.memory.default import resource_without_pools
 from streamflow.memory.registry import resource_in_use, resource_set_for
 from streamflow.memory.resource import DeviceMemoryResource, checked_resource
 from streamflow.memory.sizes import ALIGNMENT
@@ -63,6 +62,8 @@ class Memory:
         if core.backend.memory_support().has_pools:
             self.pool = core.backend.create_pool(release_threshold_nbytes=_POOL_THRESHOLD_NBYTES)
         else:
+            from streamflow.memory.default import resource_without_pools  # a rare device (R13)
+
             self._instead = resource_without_pools(core.backend.index)
         self.must_choose = self._instead is not None
         self.live: dict[int, tuple[ref[Allocation], int, Op[None], Piece | None]] = {}
