@@ -220,6 +220,21 @@ class DeviceMemoryResource(ABC):
         if piece.address:
             piece.resource._give(piece, place)
 
+    def give_later(self, piece: Piece, place: Place, space: Space) -> None:
+        """:meth:`give` has failed: whoever calls next tries again.
+
+        Parameters
+        ----------
+        piece : Piece
+            Every use of it is ordered before ``place``.
+        place : Place
+        space : Space
+            That of ``place``.
+        """
+        if piece.address:  # else it is back all the same
+            space.count_blocks(1)
+            self._post(piece, space, place.stream, None)
+
     @abstractmethod
     def _take(self, nbytes: int, alignment: int, place: Place) -> Piece:
         """A piece of at least 1 byte, usable on ``place`` at once."""

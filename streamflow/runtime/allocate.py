@@ -325,7 +325,11 @@ class Memory:
                 return 1
             assert picked is not None
             place = Place(core.backend, picked, op.ticket)
-            piece.resource.give(piece, place)
+            try:
+                piece.resource.give(piece, place)
+            except Exception:
+                piece.resource.give_later(piece, place, core.space)
+                raise
             return 1 + place.num_calls
 
         def pick(deps: list[Ticket]) -> Timeline:

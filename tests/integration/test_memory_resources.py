@@ -377,3 +377,36 @@ def test_a_device_without_pools_cuts_up_linear_memory(run, monkeypatch, add_one)
         await dev.__aexit__(None, None, None)
 
     run(main)
+
+
+def test_what_a_resource_refuses_to_take_back_is_offered_again(run):
+    class Refusing(mr.DeviceMemoryResource):
+        def __init__(self):
+            super().__init__()
+            self.num_refusals, self.back = 1, []
+
+        def _take(self, nbytes, alignment, place):
+            address = place.backend.allocate_linear_blocking(nbytes)
+            return mr.Piece(self, address, nbytes, alignment)
+
+        def _give(self, piece, place):
+            if self.num_refusals:
+                self.num_refusals -= 1
+                raise RuntimeError("not now")
+            self.back.append(piece.nbytes)
+            place.backend.deallocate(piece.address, place.stream)
+
+    async def main():
+        resource = Refusing()
+        async with virtual(memory=resource) as dev:
+            before = dev._core.backend.memory_info()[0]
+            with pytest.raises(sf.DeviceError, match="not now"):
+                await dev.empty(1000, np.uint8).free()
+            assert resource.back == []
+            dev.empty(500, np.uint8).free()
+            assert resource.back == [1000, 500]
+            await dev.synchronize()
+            assert dev._core.backend.memory_info()[0] == before
+            assert not dev._core.space.is_shared
+
+    run(main)
