@@ -47,12 +47,12 @@ def _work(backend: Any, resource: Any, stream: Any, seed: int) -> None:
 def test_cr5_no_block_is_shared_across_threads(name: str) -> None:
     from cuda.core import PER_THREAD_DEFAULT_STREAM
 
-    upstream = memory.CudaMemoryResource()
+    upstream = memory.CudaMemoryResource(device=0)
     resource = {
         "pool": lambda: memory.PoolMemoryResource(upstream, "4MiB", "12MiB"),
         "arena": lambda: memory.ArenaMemoryResource(upstream, "64MiB"),
         "fixed size": lambda: memory.FixedSizeMemoryResource(upstream, NBYTES, 4),
-        "async": memory.CudaAsyncMemoryResource,
+        "async": lambda: memory.CudaAsyncMemoryResource(device=0),
     }[name]()
     errors: list[BaseException] = []
 
