@@ -29,7 +29,7 @@ class MemoryPool:
         An open one.
     location : str or int
         ``"device"``; ``"host"``: page-locked memory; an int: that NUMA node of the host. Pools
-        on the host are reached by the devices that :meth:`set_access` names.
+        on the host are reached by ``device`` and those that :meth:`set_access` names.
     max_size : int or str
         Bytes it may reserve; 0: as many as there are. ``"1GiB"``.
     exportable : bool
