@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from streamflow.memory.caching_host import CachingHostAllocator
 
-__all__ = ["Cell", "DrainPoint", "HostBlock", "HostBlockInfo", "HostBytes", "UsePoint"]
+__all__ = ["Cell", "DrainPoint", "HostBlock", "HostBlockInfo", "HostBytes", "UsePoint", "reraise"]
 
 _generations = count(1)
 
@@ -106,10 +106,10 @@ class UsePoint:
             if not self.space.is_open:
                 return False
         except Exception as error:
-            translated = self.backend.translate(error, "asking whether a pinned block is in use")
-            if isinstance(translated, DeviceLost):  # the ops report it
+            doing = "asking whether a pinned block is in use"
+            if isinstance(self.backend.translate(error, doing), DeviceLost):  # the ops report it
                 return False
-            raise translated from error
+            reraise(self.backend, error, doing)
         self.finish()
         return True
 
@@ -348,3 +348,14 @@ class HostBlock:
             f"<HostBlock {self.nbytes} bytes at {self.address:#x}, "
             f"made at {describe(*self._made_at)}{state}>"
         )
+
+
+def reraise(backend: Backend, error: Exception, doing: str) -> NoReturn:
+    """Raise ``error`` as one of streamflow's, from where it was caught."""
+    translated = backend.translate(error, doing)
+    try:
+        if translated is error:
+            raise error
+        raise translated from error
+    finally:
+        del translated  # it has this frame, and so every caller's, with blocks (C23)

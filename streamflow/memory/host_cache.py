@@ -11,7 +11,7 @@ from typing import Any
 
 from streamflow.backends.base import Backend
 from streamflow.errors import Closed, DeviceLost, OutOfDeviceMemory
-from streamflow.memory.host_blocks import Cell, DrainPoint, UsePoint
+from streamflow.memory.host_blocks import Cell, DrainPoint, UsePoint, reraise
 from streamflow.memory.space import Place, Space
 from streamflow.scheduler.guards import guard
 from streamflow.scheduler.reaper import post_orphan
@@ -220,9 +220,8 @@ class HostCache:
         try:
             return backend.allocate_pinned_blocking(nbytes)
         except Exception as error:
-            translated = backend.translate(error, doing)
-            if not isinstance(translated, OutOfDeviceMemory):
-                raise translated from error
+            if not isinstance(backend.translate(error, doing), OutOfDeviceMemory):
+                reraise(backend, error, doing)
         self.tell(f"no memory for {nbytes} bytes: freeing the cache, then trying again")
         self.free_all_cached()
         for space in tuple(self._presences):
@@ -231,10 +230,8 @@ class HostCache:
         try:
             return backend.allocate_pinned_blocking(nbytes)
         except Exception as error:
-            translated = backend.translate(error, doing)
             waiting = self.pending_nbytes
-            translated.add_note(f"the cache is empty; {waiting} bytes wait for their uses to end")
-            raise translated from error
+            reraise(backend, error, f"{doing} (cache empty, {waiting} bytes still in use)")
 
     def give(self, cell: Cell) -> None:
         """Take a live cell back. If this raises, it is live as before."""
@@ -269,14 +266,13 @@ class HostCache:
             try:
                 points.append(_point(space, space.place(stream)))
             except Exception as error:
-                if not isinstance(error, Closed):
-                    translated = error
-                    if space.is_open:
-                        translated = space.backend.translate(error, "freeing a pinned block")
-                    if not isinstance(translated, DeviceLost):
-                        for point in points:
-                            point.finish()
-                        raise translated from error
+                doing = "freeing a pinned block"
+                if not isinstance(error, Closed) and not (
+                    space.is_open and isinstance(space.backend.translate(error, doing), DeviceLost)
+                ):
+                    for point in points:
+                        point.finish()
+                    reraise(space.backend, error, doing)
                 # No event tells when its work has ended, though that still runs.
                 points.append(DrainPoint(space, -id(cell)))
         return tuple(points)
@@ -291,12 +287,17 @@ class HostCache:
 
     def reclaim(self) -> None:
         """Unpin what left the cache and isn't in use any more, off the loop (rule R1)."""
-        passed = list(self._take_passed())
-        if not passed:
-            return
-        action = partial(self._unpin_blocking, passed)
+        passed: list[Cell] = []
+        try:
+            passed.extend(self._take_passed())
+        finally:  # what was taken before a query failed, too
+            if passed:
+                self._unpin_later(passed)
+
+    def _unpin_later(self, cells: list[Cell]) -> None:
+        action = partial(self._unpin_blocking, cells)
         # The last to have had one of them; else any: a thread of a device's that is open.
-        for space in (passed[-1].space, *self._presences):
+        for space in (cells[-1].space, *self._presences):
             if space.is_open:
                 space.release(action)
                 return
