@@ -1,4 +1,4 @@
-"""The caching host allocator on whatever pins: the simulator, with each of its clocks, and a GPU."""
+"""The caching host allocator on the simulator, with each of its clocks, and on a GPU."""
 
 from __future__ import annotations
 

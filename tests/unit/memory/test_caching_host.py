@@ -4,49 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from host_figures import figures, pins, unpins
 
 import streamflow as sf
 from streamflow.errors import Closed
 from streamflow.memory import CachingHostAllocator
-from streamflow.scheduler.reaper import run_orphans_blocking
 
 MIB = 1 << 20
 INVALID_BIN = CachingHostAllocator.INVALID_BIN
-
-
-def pins(*labs: Any) -> int:
-    return sum(lab.device.counts["allocate_pinned_blocking"] for lab in labs)
-
-
-def unpins(*labs: Any) -> int:
-    return sum(lab.device.counts["free_pinned_blocking"] for lab in labs)
-
-
-def figures(allocator: CachingHostAllocator) -> tuple[int, int, int, int]:
-    held = allocator.cached_bytes
-    return held.free, held.live, len(allocator.cached_blocks), len(allocator.live_blocks)
-
-
-@pytest.fixture
-def made() -> Iterator[Callable[..., CachingHostAllocator]]:
-    """Allocators that give all back at the end of the test."""
-    allocators: list[CachingHostAllocator] = []
-
-    def make(*args: Any, **options: Any) -> CachingHostAllocator:
-        allocators.append(CachingHostAllocator(*args, **options))
-        return allocators[-1]
-
-    yield make
-    for allocator in allocators:
-        allocator.free_all_cached()
-    allocators.clear()
-    gc.collect()
-    run_orphans_blocking()
 
 
 # -- constructors, constants, static methods ---------------------------------------------------
