@@ -39,7 +39,7 @@ class CachingHostAllocator:
     skip_cleanup : bool
         Leave the cache pinned when the allocator is dropped.
     debug : bool
-        Print each reuse, allocation and free.
+        Print each allocation, reuse, return and free.
     device : Device or int, optional
         Whose driver pins what is asked for without a stream. Default: the task's current device.
 
@@ -383,6 +383,8 @@ class CachingHostAllocator:
             if self._named is not None and self._named.is_open:
                 return self._named, None
             return find_space(self._device), None
+        if getattr(stream, "is_closed", False):  # before it is asked for its device
+            raise Closed(f"{stream!r} is closed")
         ours: Any = getattr(getattr(stream, "_line", None), "owner", None)
         device: Any = getattr(stream, "device", None)
         if ours is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -160,8 +159,8 @@ class Cell:
     Attributes
     ----------
     address, nbytes, bin : int
-    free_blocking : callable
-        The verb of the backend that pinned it; works after that was closed.
+    backend : Backend
+        Which pinned it, and unpins it, also after it was closed.
     num_asked : int
         What its present holder asked for.
     space : Space
@@ -180,8 +179,8 @@ class Cell:
 
     __slots__ = (
         "address",
+        "backend",
         "bin",
-        "free_blocking",
         "key",
         "nbytes",
         "num_asked",
@@ -193,13 +192,13 @@ class Cell:
     )
 
     def __init__(
-        self, address: int, nbytes: int, order: int, space: Space, free: Callable[[int], None]
+        self, address: int, nbytes: int, order: int, space: Space, backend: Backend
     ) -> None:
         self.address = address
         self.nbytes = nbytes
         self.bin = order
         self.space = space
-        self.free_blocking = free
+        self.backend = backend
         self.num_asked = 0
         self.stream: Any = None
         self.uses: dict[int, tuple[Space, Any]] = {}

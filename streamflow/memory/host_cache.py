@@ -182,7 +182,7 @@ class HostCache:
             return True
         backend = space.backend
         address = self._pin_blocking(backend, nbytes)
-        cell = Cell(address, nbytes, order, space, backend.free_pinned_blocking)
+        cell = Cell(address, nbytes, order, space, backend)
         with self._lock:
             prepare(cell)
             self._live[address] = cell
@@ -257,6 +257,7 @@ class HostCache:
                 self.free_nbytes += cell.nbytes
             else:
                 self._set_aside(cell)
+        self.tell(f"returned {cell.nbytes} bytes at {cell.address:#x}")
         self.reclaim()
 
     def _mark(self, cell: Cell) -> tuple[UsePoint | DrainPoint, ...]:
@@ -324,9 +325,10 @@ class HostCache:
         errors: list[Exception] = []
         for cell in cells:
             try:
-                cell.free_blocking(cell.address)
+                cell.backend.free_pinned_blocking(cell.address)
             except Exception as error:  # the others are to go back all the same
-                errors.append(error)
+                if not isinstance(cell.backend.translate(error, "unpinning"), DeviceLost):
+                    errors.append(error)
             else:
                 self.tell(f"freed {cell.nbytes} bytes at {cell.address:#x}")
         if errors:

@@ -12,7 +12,7 @@ import pytest
 from host_figures import figures, pins, unpins
 
 import streamflow as sf
-from streamflow.errors import Closed
+from streamflow.errors import Closed, DeviceLost
 from streamflow.memory import CachingHostAllocator
 
 MIB = 1 << 20
@@ -277,9 +277,36 @@ def test_debug_prints_each_allocation_reuse_and_free(
     allocator.free_all_cached()
     lines = capsys.readouterr().out.splitlines()
     did = [line.split()[1] for line in lines]
-    assert did == ["allocated", "reused", "freed"]
+    assert did == ["allocated", "returned", "reused", "returned", "freed"]
     assert "512 bytes" in lines[0]
-    assert "0 blocks cached (0 bytes), 0 live (0 bytes)" in lines[2]
+    assert "0 blocks cached (0 bytes), 0 live (0 bytes)" in lines[-1]
+
+
+@pytest.mark.parametrize("error", [DeviceLost, ValueError])
+def test_a_block_that_can_not_be_unpinned_keeps_no_other_from_it(
+    lab: Any,
+    made: Callable[..., CachingHostAllocator],
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[Exception],
+) -> None:
+    allocator = made(device=0)
+    blocks = [allocator.host_allocate(100) for _ in range(3)]
+    for block in blocks:
+        allocator.host_free(block)
+    unpin = lab.device.free_pinned_blocking
+
+    def fails_once(address: int) -> None:
+        unpin(address)
+        if address == blocks[0].address:
+            raise error("as told")
+
+    monkeypatch.setattr(lab.device, "free_pinned_blocking", fails_once)
+    if error is DeviceLost:  # the ops report it
+        allocator.free_all_cached()
+    else:
+        with pytest.raises(error, match="as told"):
+            allocator.free_all_cached()
+    assert unpins(lab) == 3
 
 
 def test_without_debug_nothing_is_printed(
