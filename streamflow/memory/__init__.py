@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from streamflow.memory.binning import BinningMemoryResource
     from streamflow.memory.blocks import Block, Piece
+    from streamflow.memory.caching_host import CachingHostAllocator
     from streamflow.memory.callback import (
         AllocateCallback,
         CallbackMemoryResource,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from streamflow.memory.exiting import process_is_exiting
     from streamflow.memory.figures import SubAllocatorInfo
     from streamflow.memory.fixed_size import FixedSizeMemoryResource
+    from streamflow.memory.host_blocks import HostBlock, HostBlockInfo, HostBytes
     from streamflow.memory.host_reachable import (
         ManagedMemoryResource,
         PinnedHostMemoryResource,
@@ -92,6 +94,7 @@ __all__ = [
     "ArenaMemoryResource",
     "BinningMemoryResource",
     "Block",
+    "CachingHostAllocator",
     "CallbackMemoryResource",
     "Counters",
     "CudaAsyncManagedMemoryResource",
@@ -103,6 +106,9 @@ __all__ = [
     "DeviceMemoryResource",
     "FailureCallbackResourceAdaptor",
     "FixedSizeMemoryResource",
+    "HostBlock",
+    "HostBlockInfo",
+    "HostBytes",
     "LimitingResourceAdaptor",
     "Location",
     "LogAction",
@@ -176,6 +182,7 @@ _HOMES = {
         "CudaAsyncViewMemoryResource",
     ),
     "binning": ("BinningMemoryResource",),
+    "caching_host": ("CachingHostAllocator",),
     "callback": (
         "AllocateCallback",
         "CallbackMemoryResource",
@@ -195,6 +202,11 @@ _HOMES = {
     "exiting": ("process_is_exiting",),
     "figures": ("SubAllocatorInfo",),
     "fixed_size": ("FixedSizeMemoryResource",),
+    "host_blocks": (
+        "HostBlock",
+        "HostBlockInfo",
+        "HostBytes",
+    ),
     "host_reachable": (
         "ManagedMemoryResource",
         "PinnedHostMemoryResource",

@@ -14,7 +14,9 @@ import pytest
 from streamflow.backends.sim import open_device
 from streamflow.backends.sim.device import SimDevice
 from streamflow.config import Settings, SimOptions
+from streamflow.memory import CachingHostAllocator
 from streamflow.memory.space import Space, enter_space, leave_space
+from streamflow.scheduler.reaper import run_orphans_blocking
 from streamflow.scheduler.timeline import Timeline
 
 _DRIVER = (
@@ -132,3 +134,20 @@ def open_lab() -> Iterator[Callable[..., Lab]]:
 @pytest.fixture
 def lab(open_lab: Callable[..., Lab]) -> Lab:
     return open_lab()
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., CachingHostAllocator]]:
+    """Allocators that give all back at the end of the test."""
+    allocators: list[CachingHostAllocator] = []
+
+    def make(*args: Any, **options: Any) -> CachingHostAllocator:
+        allocators.append(CachingHostAllocator(*args, **options))
+        return allocators[-1]
+
+    yield make
+    for allocator in allocators:
+        allocator.free_all_cached()
+    allocators.clear()
+    gc.collect()
+    run_orphans_blocking()
