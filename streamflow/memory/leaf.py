@@ -19,6 +19,8 @@ from streamflow.memory.space import Place, Space
 
 __all__ = ["DeferringMemoryResource", "LeafMemoryResource", "padded"]
 
+_PATIENCE_S = 0.1
+
 
 class LeafMemoryResource(DeviceMemoryResource):
     """A resource without an upstream.
@@ -146,10 +148,11 @@ class DeferringMemoryResource(LeafMemoryResource):
         except Exception as error:
             if not may_come_back or not self._is_short(place.backend, error):
                 raise
-        # Nothing uses it any more, it is only a thread that has not given it back yet: waiting
-        # for that is the exception to R1 that the driver's own allocation is.
+        # Nothing uses it any more, and a thread is giving it back. Idle, that takes the driver a
+        # tenth of a millisecond; behind a kernel, whoever's, as long as that runs, which nobody
+        # on a loop can wait for (R1): then it is `alloc` that waits.
         assert self._space is not None
-        self._space.wait_released_blocking()
+        self._space.wait_released_blocking(_PATIENCE_S)
         return self._allocate(nbytes, alignment, place)
 
     def _is_short(self, backend: Backend, error: Exception) -> bool:

@@ -18,7 +18,8 @@ class Releaser:
     Parameters
     ----------
     after : callable
-        Called on that thread after each action.
+        Called on that thread after each action, and once more when :attr:`is_busy` has ended:
+        who waits for that is to hear of it.
     """
 
     def __init__(self, name: str, after: Callable[[], None]) -> None:
@@ -45,10 +46,10 @@ class Releaser:
         """Whether anything is left to do."""
         return self._thread is not None
 
-    def wait_idle_blocking(self) -> None:
-        """Until nothing is left to do."""
+    def wait_idle_blocking(self, timeout_s: float | None = None) -> None:
+        """Until nothing is left to do, or the time is over."""
         with self._changed:
-            self._changed.wait_for(lambda: self._thread is None)
+            self._changed.wait_for(lambda: self._thread is None, timeout_s)
 
     def close(self) -> None:
         """Take no more actions."""
@@ -72,10 +73,11 @@ class Releaser:
                 if not self._actions:
                     self._thread = None
                     self._changed.notify_all()
-                    return
+                    break
                 action = self._actions.popleft()
-            try:
-                action()
-            except Exception:
-                getLogger("streamflow").exception("giving memory back failed")
-            self._after()
+            for step in (action, self._after):
+                try:
+                    step()
+                except Exception:
+                    getLogger("streamflow").exception("giving memory back failed")
+        self._after()

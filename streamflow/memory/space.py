@@ -236,9 +236,9 @@ class Space:
         """Whether an action of :meth:`release` has not ended: listeners hear when it has."""
         return self._releaser.is_busy
 
-    def wait_released_blocking(self) -> None:
-        """Until every action of :meth:`release` so far has ended."""
-        self._releaser.wait_idle_blocking()
+    def wait_released_blocking(self, timeout_s: float | None = None) -> None:
+        """Until every action of :meth:`release` so far has ended, or the time is over."""
+        self._releaser.wait_idle_blocking(timeout_s)
 
     def reap(self) -> None:
         """Free what was dropped, of every resource here. Takes their locks: hold none."""

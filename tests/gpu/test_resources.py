@@ -221,10 +221,12 @@ def test_managed_memory_takes_prefetches_and_advice_or_says_why_not() -> None:
     async def main() -> None:
         async with sf.Device(backend="cuda") as dev:
             has = dev._core.backend.memory_support()
-            if not has.has_managed_memory:
-                pytest.skip("no managed memory")
             resource = memory.ManagedMemoryResource()
             stream = dev.stream("S")
+            if not has.has_managed_memory:
+                with pytest.raises(sf.DeviceError, match="no managed memory"):
+                    resource.allocate(NBYTES, stream=stream)
+                return
             block = resource.allocate(NBYTES, stream=stream)
             if has.has_concurrent_managed_access:
                 resource.prefetch(block, dev, stream)
