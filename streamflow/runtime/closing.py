@@ -135,6 +135,8 @@ async def close(core: Core, error: BaseException | None) -> None:
     """
     core.is_closing = core.needs_check = True
     core.memory.queue.fail(Closed(f"device {core.backend.index} was closed"))
+    for pair in list(core.synced.values()):
+        pair.fail(Closed(f"device {core.backend.index} was closed"))
     if error is not None:
         _give_up(core, error)
     timeout_s = core.settings.close_timeout_s

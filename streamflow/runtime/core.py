@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from contextvars import Context
 from functools import partial
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from streamflow.backends.base import Backend
 from streamflow.config import Settings
@@ -48,6 +49,9 @@ from streamflow.scheduler.machine import FINAL, OpStep, step
 from streamflow.scheduler.placement import Placement, choose_lane
 from streamflow.scheduler.timeline import Ticket, Timeline
 from streamflow.scheduler.workers import Workers
+
+if TYPE_CHECKING:
+    from streamflow.runtime.synced_pair import Pair
 
 __all__ = ["Core"]
 
@@ -90,6 +94,9 @@ class Core:
         self.num_parked = 0
         self._dropped: deque[tuple[int, Timeline, Region]] = deque()
         self.closed_lines = ClosedLines(self)
+        self.synced: WeakValueDictionary[int, Pair] = (
+            WeakValueDictionary()
+        )  # somebody may wait for a turn at one
         self.failures = Failures()
         self._pending: dict[Op[Any], None] = {}  # parked and staging ops
         self.timers = Timers(self)
@@ -560,6 +567,8 @@ class Core:
         given back (rule R6).
         """
         self.memory.queue.fail(error)
+        for pair in list(self.synced.values()):
+            pair.fail(error)
         in_flight = [ticket for line in self.lines for ticket in line.abandon()]
         self.completion.clear()
         self.staging.stop_all()

@@ -52,6 +52,8 @@ def _condemn(core: Core) -> None:
     core.instrument = None
     core.shell = EndedShell(core.shell.key)
     core.memory.queue.silence()
+    for pair in list(core.synced.values()):
+        pair.silence()
     core.completion.clear()
     core.poller.close()
     core.staging.stop_all(drops_waiting=True)
