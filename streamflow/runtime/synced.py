@@ -183,7 +183,7 @@ class SyncedArray:
         Ordering
         --------
         Takes its turn as a reader, so it parks while somebody else writes. Shares a copy
-        that is under way.
+        that is under way; cancelling it, or leaving its scope early, takes the copy from nobody.
 
         Raises
         ------

@@ -18,7 +18,7 @@ from streamflow.runtime.op import SCOPE, Op, next_seq
 from streamflow.runtime.parked import Parked
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.runtime.synced_job import HostJob
-from streamflow.runtime.synced_sides import DeviceSide, HostSide
+from streamflow.runtime.synced_sides import DeviceSide, HostSide, Then
 from streamflow.scheduler.synced_table import Asked, Cell, Heads, Side, Step, SyncedState
 from streamflow.scheduler.turns import Turn, Turns
 
@@ -82,11 +82,11 @@ class Pair:
                 f"{what}: {self!r} is in a block, or a copy waits to begin: leave the block first"
             )
 
-    def look_at_state(self) -> SyncedState:
-        """The state, with what is known of work that failed."""
+    def look_at_state(self, *, looks: bool = False) -> SyncedState:
+        """The state, with what is known of work that failed, or can be seen now."""
         heads = self.heads
         if heads.state is SyncedState.HEAD_AT_GPU:
-            failure = self.device.failure()
+            failure = self.device.failure(looks=looks)
             if failure is not None:
                 root = failure.__cause__ if isinstance(failure, UpstreamFailed) else failure
                 heads.settle(SyncedState.POISONED, root or failure)
@@ -95,19 +95,24 @@ class Pair:
     def _look(self, asked: Asked) -> Cell:
         """The table's cell for ``asked``, unless that raises."""
         self.check_usable()
-        self.look_at_state()
+        self.look_at_state(looks=True)
         cell = self.heads.look(asked)
         if cell.step is Step.RAISE:
-            cause = self.heads.cause
-            assert cause is not None
-            self._core.observed(cause)
-            raise UpstreamFailed(
-                f"{self!r}: what should have written it failed: {cause!r}. write='all', "
-                "adopt() or discard() clears that"
-            ) from cause
+            raise self._poisoned()
         if cell.step is Step.REFUSE and asked in (Asked.PUSH, Asked.PULL):
             raise ValueError(f"{asked.value}: nothing was ever written to {self!r}")
         return cell
+
+    def _poisoned(self) -> UpstreamFailed:
+        cause = self.heads.cause
+        assert cause is not None
+        self._core.observed(cause)
+        error = UpstreamFailed(
+            f"{self!r}: what should have written it failed: {cause!r}. write='all', "
+            "adopt() or discard() clears that"
+        )
+        error.__cause__ = cause
+        return error
 
     # -- turns -----------------------------------------------------------------------------
 
@@ -237,12 +242,12 @@ class Pair:
             if self.host.is_owned and op._rare is not None:
                 op._rare.writes_host = False  # our own memory: nobody needs to hold out (R8)
             job.submitted(op)
-            self._sent(op, Side.CPU, lambda: self._end(job, op._error))
+            self._sent(op, Side.CPU, partial(self._end, job))
 
         self.host.acquire(acquired)
         return job
 
-    def _sent(self, op: Op[Any], to: Side, then: Callable[[], None]) -> None:
+    def _sent(self, op: Op[Any], to: Side, then: Then) -> None:
         """``op`` copies the present data ``to`` a side, which it has once that has ended."""
         heads, host = self.heads, self.host
         version = heads.begin_copy(to)
@@ -253,10 +258,17 @@ class Pair:
             host.unused_by(op)
             if self.transfer is op:
                 self.transfer = None
-            is_in_step = heads.end_copy(version, is_well=op._error is None)
-            if is_in_step and to is Side.CPU:
-                host.written()
-            then()
+            error = op._error
+            if error is None and version == heads.version:
+                # What it has copied may be wrong: work that fails as it runs fails no copy that
+                # was submitted by then.
+                if to is Side.CPU and self.look_at_state(looks=True) is SyncedState.POISONED:
+                    error = self._poisoned()
+                elif heads.end_copy(version, is_well=True) and to is Side.CPU:
+                    host.written()
+            else:
+                heads.end_copy(version, is_well=False)
+            then(error)
 
         self._core.when_all_ended([op.ticket], over)
 
@@ -318,6 +330,7 @@ class Pair:
         context = self._context(user_instruction())
         try:
             if turn.is_held and self._look(asked).step is Step.COPY and asked is Asked.PUSH:
+                self.host.check_unchanged(self)
                 self.device.acquire(context)
         except BaseException:
             self._turns.leave(turn)
@@ -345,7 +358,7 @@ class Pair:
         parked: Parked,
     ) -> None:
         """It is the turn of a ``push`` or ``pull``."""
-        core, op = self._core, parked.op
+        core = self._core
         if parked.has_left:
             return
 
@@ -355,6 +368,7 @@ class Pair:
                 return
             parked.withdraw = None
             if error is None:
+                core.start(parked.op)
                 core.parking.host_done(parked)
             else:
                 core.observed(error)  # it is this op's to tell
@@ -377,9 +391,8 @@ class Pair:
         except Exception as error:
             ended(error.with_traceback(None))
             return
-        parked.need = ""
-        parked.withdraw = None  # cancelling it would stop nothing any more
-        core.start(op)
+        # It stays parked: dropping it, with a scope say, takes the copy from nobody.
+        parked.need = "its copy"
         core.schedule_turn()
         if asked is Asked.PUSH:
             self._turns.leave(turn)
@@ -481,5 +494,5 @@ def _no_calls(_: Any) -> int:
     return 0
 
 
-def _do_nothing() -> None:
+def _do_nothing(_: BaseException | None) -> None:
     return

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streamflow.runtime.core import Core
     from streamflow.runtime.submit import Submit
 
-__all__ = ["DeviceSide", "HostSide", "LentMemory", "is_over", "revoke"]
+__all__ = ["DeviceSide", "HostSide", "LentMemory", "Then", "is_over", "revoke"]
 
 Array = np.ndarray[Any, Any]
 Then = Callable[[BaseException | None], None]
@@ -304,10 +304,13 @@ class DeviceSide:
         """Whether something has written since :meth:`note`."""
         return self._last_write() is not self._last
 
-    def failure(self) -> BaseException | None:
-        """What the last write failed with, as far as that is known."""
+    def failure(self, *, looks: bool = False) -> BaseException | None:
+        """What the last write failed with, as far as that is known, or can be seen now."""
         if self.array is None:
             return None
+        last = self._last_write()
+        if looks and last is not None and last.position and not last.is_passed:
+            self._core.reap(last.timeline)
         return next((ticket.failure for ticket in self.array._region.failed_writes()), None)
 
     def overwrite(self, context: Context) -> None:
