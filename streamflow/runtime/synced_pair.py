@@ -176,7 +176,7 @@ class Pair:
         context = self._context(origin)
         while True:
             cell = self._look(asked)
-            host, job = self.host, self._job
+            host, job = self.host, self._present_job()
             if job is None:
                 if cell.step is Step.COPY:
                     job = self._pull(context, None)
@@ -273,6 +273,16 @@ class Pair:
         self._core.when_all_ended([op.ticket], over)
 
     # -- jobs of the host side -----------------------------------------------------------------
+
+    def _present_job(self) -> HostJob | None:
+        """The job to join before anything else is begun."""
+        job = self._job
+        if job is None or not job.is_pull or job.version == self.heads.version:
+            return job
+        if self.host.array is None:
+            return job  # the memory it is getting is wanted all the same
+        self._job = None  # it goes on by itself, in the way of those only who use its memory
+        return None
 
     def _begin(self, *, is_pull: bool) -> HostJob:
         assert self._job is None
@@ -374,7 +384,7 @@ class Pair:
                 core.observed(error)  # it is this op's to tell
                 core.parking.drop(parked, error)
 
-        job = self._job
+        job = self._present_job()
         try:
             if turn.error is not None:
                 raise turn.error
