@@ -30,6 +30,7 @@ BENCHMARKS = {
     "P10": "p10_awaits",
     "P12": "p12_simulator",
     "P13": "p13_import",
+    "R1": "r01_heartbeat",
     "R4R7": "r04_r07_loop",
     "overhead": "overhead",
     "calibration": "fidelity_pipelines",
