@@ -85,44 +85,40 @@ class PinnedBlocks:
 
         While somebody waits, only who ``is_waiter`` gets a large one.
         """
-        size = class_nbytes(nbytes)
         with self._lock:
-            if self.on_release is not None and not is_waiter and size > SMALL_NBYTES:
+            if self.on_release is not None and not is_waiter and nbytes > SMALL_NBYTES:
                 return None
-            blocks = self._free.get(size)
-            if blocks:
-                block = blocks.pop()
-            elif size <= SMALL_NBYTES:
-                if not self._cut_page(size):
-                    return None
-                block = self._free[size].pop()
+            blocks = self._free.get(nbytes)  # of a class, as a rule: the hot path of leases
+            if not blocks:
+                size = class_nbytes(nbytes)
+                blocks = self._free.get(size)
+                if not blocks:
+                    if size <= SMALL_NBYTES:
+                        blocks = self._free[size] if self._cut_page(size) else None
+                    else:
+                        blocks = self._similar(nbytes, size)
+                    if blocks is None:
+                        return None
+            block = blocks.pop()
+            self.num_live += 1
+            self.num_acquired += 1
+            slab = block._slab
+            if slab is not None:
+                slab.num_live += 1
             else:
-                found = self._similar(nbytes, size)
-                if found is None:
-                    return None
-                block = found
-            return self._lend(block)
+                self.cached_nbytes -= block.nbytes
+                if not blocks and block.nbytes > _CLASSES_UP_TO_NBYTES:
+                    self._forget_size(block.nbytes)
+            return block
 
-    def _similar(self, nbytes: int, size: int) -> PinnedBlock | None:
-        """A cached block above the classes that wastes little."""
+    def _similar(self, nbytes: int, size: int) -> list[PinnedBlock] | None:
+        """Cached blocks above the classes that waste little."""
         if size <= _CLASSES_UP_TO_NBYTES:
             return None
         at = bisect_left(self._sizes, size)
         if at == len(self._sizes) or (self._sizes[at] - nbytes) * _WASTE > nbytes:
             return None
-        return self._free[self._sizes[at]].pop()
-
-    def _lend(self, block: PinnedBlock) -> PinnedBlock:
-        self.num_live += 1
-        self.num_acquired += 1
-        slab = block._slab
-        if slab is not None:
-            slab.num_live += 1
-        else:
-            self.cached_nbytes -= block.nbytes
-            if block.nbytes > _CLASSES_UP_TO_NBYTES and not self._free[block.nbytes]:
-                self._forget_size(block.nbytes)
-        return block
+        return self._free[self._sizes[at]]
 
     def _cut_page(self, size: int) -> bool:
         for slab in self._slabs:

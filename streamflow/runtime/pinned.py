@@ -131,7 +131,8 @@ class Lease:
         if block is None:
             raise ValueError(f"the lease of {self.nbytes} bytes was released already")
         core = self._pool._core
-        if not core.is_closed:
+        shell = core.shell
+        if shell.current() is not shell.key and not core.is_closed:
             core.check_here()
         self._block = None
         if self._arrays is not None:
@@ -260,7 +261,9 @@ class PinnedPool:
             Not a size, or more than the budget.
         """
         core = self._core
-        core.check_open()
+        shell = core.shell
+        if core.needs_check or shell.current() is not shell.key:
+            core.check_open()
         if type(nbytes) is not int or nbytes < 0 or nbytes > self._blocks.budget_nbytes:
             nbytes = self._checked(nbytes)
         block = self._blocks.try_acquire(nbytes)
@@ -362,26 +365,31 @@ class PinnedPool:
         return Lease(self, block, nbytes)
 
     def _release(self, block: PinnedBlock) -> None:
-        core = self._core
-        block.revoke()
+        # What a lease that no array was made of, and no op used, doesn't need is left out: this
+        # is the hot path (P8).
+        block._is_open = False
+        if block._view is not None:
+            block.revoke()
         region = block._region
-        if region is not None and not core.is_closed:
+        if region is not None and not self._core.is_closed:
             pending: list[Ticket] = []
             region.before_write(pending)
             if pending:
                 self._num_parked += 1
-                core.when_all_ended(pending, partial(self._unpark, block))
+                self._core.when_all_ended(pending, partial(self._unpark, block))
                 return
-        self._give_back(block)
+        if block._views:
+            self._poison(block)
+        block.pool._give_back(block)
 
     def _unpark(self, block: PinnedBlock) -> None:
         self._num_parked -= 1
-        self._give_back(block)
+        self._poison(block)
+        block.release()
 
-    def _give_back(self, block: PinnedBlock) -> None:
+    def _poison(self, block: PinnedBlock) -> None:
         if self._core.backend.controls() is not None:  # simulated
             block.poison()
-        block.release()
 
     def _drop(self, block: PinnedBlock) -> None:
         """A lease was dropped. Any thread; called by finalisers (R12)."""
