@@ -10,7 +10,7 @@ import pytest
 
 from streamflow.backends.base import Access
 from streamflow.backends.sim import host_memory
-from streamflow.backends.sim.checksum import checksum, sampled_checksum
+from streamflow.backends.checksum import checksum, sampled_checksum
 from streamflow.backends.sim.report import RaceKind
 
 NBYTES = 64
