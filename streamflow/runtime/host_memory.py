@@ -16,6 +16,7 @@ from streamflow.runtime.op import Op
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
     from streamflow.scheduler.hazards import Region
+    from streamflow.scheduler.timeline import Ticket
 
 __all__ = ["HostEnd", "check_same", "host_source", "host_target", "keep_alive"]
 
@@ -64,6 +65,14 @@ class HostEnd:
     def address(self) -> int:
         """Of its first byte; in C order the others follow."""
         return address_of(self.array)
+
+    @property
+    def will_change(self) -> bool:
+        """Whether an earlier op is still to write to it."""
+        writes: list[Ticket] = []
+        for region in self.regions:
+            region.before_read(writes)
+        return bool(writes)
 
     @property
     def covers_regions(self) -> bool:

@@ -32,16 +32,17 @@ class StagedCopies:
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    def copy_in(self, array: Array, address: int, submit: Submission) -> Op[None]:
+    def copy_in(
+        self, array: Array, address: int, watch: SourceWatch | None, submit: Submission
+    ) -> Op[None]:
         """Copy ``array`` to the device; returns the op that ends once it has been read."""
         core, op = self._core, submit.op
         staged: Op[None] = Op(core, "staged", None)
         ends: list[Any] = []
-        watch = SourceWatch(core, array, op._told)
 
         def done(job: StagingJob) -> None:
             ends.extend(job.ends)
-            changed = watch.end() if job.error is None else None
+            changed = watch.end() if watch is not None and job.error is None else None
             if changed is not None and op._error is None:
                 op.rare().doomed = changed
             self._ended(op, job)

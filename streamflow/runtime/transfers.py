@@ -83,7 +83,8 @@ class Transfers:
             op, line, host.regions, (out._region,), first, out.is_whole_region, nbytes
         )
         if is_staged:
-            out._staged = self._staged.copy_in(array, out.address, submit)
+            watch = None if host.will_change else SourceWatch(core, array, op._told)
+            out._staged = self._staged.copy_in(array, out.address, watch, submit)
         elif is_direct:
             self._put_direct(host, out, submit)
         elif block is None:
@@ -102,7 +103,8 @@ class Transfers:
         """Have the device read pinned memory as it is; the source is free once it has."""
         core, op, array = self._core, submit.op, host.array
         keep_alive(op, array)
-        watch = SourceWatch(core, array, op._told) if core.settings.debug else None
+        is_watched = core.settings.debug and not host.will_change
+        watch = SourceWatch(core, array, op._told) if is_watched else None
         if watch is not None and watch.is_debugging:
             op.rare().on_device_done = partial(_raise_change, watch)
         submit(core, partial(self._copy_in, out.address, host.address, array.nbytes))
@@ -134,12 +136,21 @@ class Transfers:
                 core.parking.ready(parked)  # which says what failed
                 return
             try:
-                array = host_source(source._result)
+                host = HostEnd(core, host_source(source._result))
+                array = host.array
                 check_same(shape, dtype, array.shape, array.dtype)
+                for region in host.regions:
+                    core.parking.depend(parked, region.last_write)
+                    region.record_read(op.ticket)
             except Exception as error:
                 core.parking.drop(parked, error.with_traceback(None))
                 return
-            self._staged.start_in(array, address, ends, parked)
+            if host.is_direct:
+                keep_alive(op, array)
+                parked.run = partial(self._copy_in, address, host.address, array.nbytes)
+                core.parking.ready(parked)
+            else:
+                self._staged.start_in(array, address, ends, parked)
 
         regions = (out._region,)
         submit = Submission(op, line, (), regions, first, out.is_whole_region, out.nbytes)
