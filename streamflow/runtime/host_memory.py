@@ -74,12 +74,6 @@ class HostEnd:
             region.before_read(writes)
         return bool(writes)
 
-    @property
-    def covers_regions(self) -> bool:
-        """Whether writing all of it overwrites all its hazards speak of (rule R9)."""
-        nbytes = self.array.nbytes
-        return all(region.stop - region.start <= nbytes for region in self.regions)
-
 
 def address_of(array: Array) -> int:
     """The address of the first element."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from streamflow.memory.pinned import SMALL_NBYTES, PinnedBlock
+from streamflow.memory.pinned import SMALL_NBYTES
+from streamflow.memory.pinned_block import PinnedBlock
 from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.core import Core
 from streamflow.runtime.host_memory import (
@@ -197,8 +198,7 @@ class Transfers:
         if into is not None:
             op.rare().writes_host = True
         regions = () if into is None else into.regions
-        is_overwrite = into is not None and into.covers_regions
-        submit = Submission(op, line, (array._region,), regions, first, is_overwrite)
+        submit = Submission(op, line, (array._region,), regions, first, True)
         if nbytes == 0:
             op._result = np.empty(array.shape, array.dtype) if into is None else out
             submit(core, _no_calls)
@@ -371,7 +371,7 @@ class Transfers:
             first,
             reads=source.regions,
             writes=target.regions,
-            is_overwrite=target.covers_regions,
+            is_overwrite=True,
         )
         return op
 
