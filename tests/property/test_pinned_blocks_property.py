@@ -89,9 +89,7 @@ class PinnedBlocksMachine(RuleBasedStateMachine):
         spans = sorted((block.address, block.address + block.nbytes) for block, _ in self.live)
         assert all(stop <= start for (_, stop), (start, _) in pairwise(spans))
         for start, stop in spans:
-            assert any(
-                low <= start and stop <= low + nbytes for low, nbytes in self.pinned.items()
-            )
+            assert any(low <= start and stop <= low + nbytes for low, nbytes in self.pinned.items())
 
     @invariant()
     def waste_is_bounded(self):
