@@ -268,6 +268,14 @@ EDITS = (
     ),
     Edit(
         "R6",
+        "a lease goes back though an op on it has not ended",
+        "streamflow/runtime/lease_queue.py",
+        "            if pending:\n                self.num_parked += 1\n",
+        "            if False:\n                self.num_parked += 1\n",
+        "tests/integration/test_cases_host_memory.py",
+    ),
+    Edit(
+        "R6",
         "a cached pinned block waits for the first of its streams only",
         "streamflow/memory/host_cache.py",
         "        for space, stream in tuple(cell.uses.values()):\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -81,5 +82,66 @@ def test_c25_a_copy_to_an_ordinary_array_returns_at_once_and_completes_later(
             stall.release()
             assert await op is out
             assert (out == 7).all()
+
+    run(main)
+
+
+# -- pinned blocks ---------------------------------------------------------------------------------
+
+NBYTES = 3 << 20
+
+
+async def result_of(dev: sf.Device) -> tuple[np.ndarray[Any, Any], object]:
+    """A pinned array that ``get`` returned."""
+    return await dev.get(dev.full(NBYTES, 1, np.uint8)), None
+
+
+async def leased(dev: sf.Device) -> tuple[np.ndarray[Any, Any], Any]:
+    """An array of a lease, and that lease."""
+    lease = dev.pinned.try_lease(NBYTES)
+    if lease is None:
+        request = dev.pinned.lease(NBYTES)
+        lease = await request.__aenter__()
+    return lease.array(), lease
+
+
+@pytest.mark.parametrize("kind", ["result", "lease", "dropped lease"])
+def test_c5_the_block_of_a_dropped_source_is_handed_out_after_its_copy(run, open_device, kind):
+    async def main():
+        async with open_device() as dev:
+            make = result_of if kind == "result" else leased
+            blocks, unpinned = dev._core.pinned, []
+            unpin = blocks._free_blocking
+            blocks._free_blocking = lambda at: unpinned.append(at) or unpin(at)
+            stream = dev.stream("S")
+            x, lease = await make(dev)
+            x[:] = 5
+            address = x.ctypes.data
+            stall = open_device.stall(dev, stream)
+            on_device = dev.put(x, stream=stream)
+            if kind == "lease":
+                lease.release()
+            del x
+            if kind == "dropped lease":
+                with pytest.warns(ResourceWarning, match="never released"):
+                    del lease
+                    gc.collect()
+            else:
+                del lease
+                gc.collect()
+            y, other = await make(dev)
+            assert y.ctypes.data != address
+            y[:] = 9
+            await dev.pinned.trim()
+            assert address not in unpinned
+            stall.release()
+            assert (await dev.get(on_device) == 5).all()
+            await dev.synchronize()
+            gc.collect()
+            if other is not None:
+                other.release()
+            del y
+            await dev.pinned.trim()
+            assert address in unpinned
 
     run(main)
