@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import threading
+from functools import partial
 from typing import Any
 
 import anyio.lowlevel
 import numpy as np
 import pytest
-from support import turns, wanted
+from support import turns, virtual, wanted
 
 import streamflow as sf
+from streamflow.memory.page_locked import find
 
 
 class Held:
@@ -122,13 +124,13 @@ def test_c5_the_block_of_a_dropped_source_is_handed_out_after_its_copy(run, open
             if kind == "lease":
                 lease.release()
             del x
+            kept = [lease]
+            del lease
             if kind == "dropped lease":
                 with pytest.warns(ResourceWarning, match="never released"):
-                    del lease
-                    gc.collect()
-            else:
-                del lease
-                gc.collect()
+                    kept.clear()
+            kept.clear()
+            gc.collect()
             y, other = await make(dev)
             assert y.ctypes.data != address
             y[:] = 9
@@ -145,3 +147,44 @@ def test_c5_the_block_of_a_dropped_source_is_handed_out_after_its_copy(run, open
             assert address in unpinned
 
     run(main)
+
+
+PUT_NBYTES = (1, 512, 5000, 64 << 10, (64 << 10) + 1, 1 << 20, 9 << 20)
+
+
+async def seconds_of_puts(dev: sf.Device) -> list[float]:
+    """How long each takes on the device's clock, one after the other."""
+    taken = []
+    for number, nbytes in enumerate(PUT_NBYTES):
+        for step in (1, -3):
+            source = np.full(nbytes * abs(step), number, np.uint8)[::step]
+            start = dev.sim.clock.now_s
+            array = await dev.put(source)
+            taken.append(dev.sim.clock.now_s - start)
+            assert (await dev.get(array, out=np.zeros_like(source)) == number).all()
+    return taken
+
+
+HOARD = {(1 << 20): 6, (64 << 10) + 1: 10, 64 << 10: 150, 5000: 60}
+"""Bytes of results, and how many: more than the budget, and than what a device has at first."""
+
+
+def test_hoarded_results_never_starve_put(run):
+    async def main(is_hoarding: bool) -> list[float]:
+        async with virtual(
+            pinned_budget_nbytes=4 << 20, staging_in_nbytes=1 << 20, staging_out_nbytes=1 << 20
+        ) as dev:
+            hoard = []
+            for nbytes, num in HOARD.items() if is_hoarding else ():
+                array = dev.full(nbytes, 3, np.uint8)
+                hoard += [await dev.get(array) for _ in range(num)]
+                assert find(hoard[-1]) is None  # fell back to pageable memory
+                assert dev.pinned.try_lease(nbytes) is None
+            taken = await seconds_of_puts(dev)
+            assert all((result == 3).all() for result in hoard)
+            assert dev.pinned.stats().pinned_nbytes <= 4 << 20
+            return taken
+
+    without, beside = run(partial(main, False)), run(partial(main, True))
+    for alone, hoarding in zip(without, beside, strict=True):
+        assert hoarding <= 2 * alone + 1e-4
