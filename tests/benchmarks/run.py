@@ -25,6 +25,7 @@ BENCHMARKS = {
     "P3": "p03_waiting",
     "P4P5": "p04_p05_copies",
     "P7": "p07_memory",
+    "P8": "p08_leases",
     "suballocators": "p07_suballocators",
     "fragmentation": "fragmentation",
     "P10": "p10_awaits",
