@@ -307,6 +307,31 @@ EDITS = (
         "tests/integration/test_host_tasks.py tests/property/test_program_order_property.py "
         "tests/property/test_runtime_property.py",
     ),
+    Edit(
+        "R6",
+        "a lease gives its block back while ops on it run",
+        "streamflow/runtime/lease_queue.py",
+        "            region.before_write(pending)\n",
+        "",
+        "tests/integration/test_leases.py",
+    ),
+    Edit(
+        "Leases",
+        "whoever fits overtakes those who wait for a lease",
+        "streamflow/memory/pinned.py",
+        "            if self.on_release is not None and not is_waiter and size > SMALL_NBYTES:\n"
+        "                return None\n",
+        "",
+        "tests/unit/memory/test_pinned_blocks.py tests/integration/test_leases.py",
+    ),
+    Edit(
+        "Leases",
+        "the block used last is the first one dropped for room",
+        "streamflow/memory/pinned.py",
+        "            oldest = min(\n",
+        "            oldest = max(\n",
+        "tests/unit/memory/test_pinned_blocks.py",
+    ),
 )
 
 
