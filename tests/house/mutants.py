@@ -268,14 +268,6 @@ EDITS = (
     ),
     Edit(
         "R6",
-        "a lease goes back though an op on it has not ended",
-        "streamflow/runtime/lease_queue.py",
-        "            if pending:\n                self.num_parked += 1\n",
-        "            if False:\n                self.num_parked += 1\n",
-        "tests/integration/test_cases_host_memory.py",
-    ),
-    Edit(
-        "R6",
         "a cached pinned block waits for the first of its streams only",
         "streamflow/memory/host_cache.py",
         "        for space, stream in tuple(cell.uses.values()):\n",
@@ -319,7 +311,7 @@ EDITS = (
         "Leases",
         "whoever fits overtakes those who wait for a lease",
         "streamflow/memory/pinned.py",
-        "            if self.on_release is not None and not is_waiter and size > SMALL_NBYTES:\n"
+        "            if self.on_release is not None and not is_waiter and nbytes > SMALL_NBYTES:\n"
         "                return None\n",
         "",
         "tests/unit/memory/test_pinned_blocks.py tests/integration/test_leases.py",
