@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from contextvars import Context
 from functools import partial
 from threading import Thread
-from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from typing import Any
 
 from streamflow.backends.base import Backend
 from streamflow.config import Settings
@@ -24,7 +23,7 @@ from streamflow.errors import (
     UpstreamFailed,
     WrongThread,
 )
-from streamflow.memory.pinned import PinnedPool
+from streamflow.memory.pinned import PinnedBlocks
 from streamflow.memory.space import enter_space
 from streamflow.memory.staging import Staging
 from streamflow.runtime.abroad import Abroad
@@ -34,6 +33,7 @@ from streamflow.runtime.failures import Failures, add_note
 from streamflow.runtime.futures import Futures
 from streamflow.runtime.host import HostTasks
 from streamflow.runtime.instrument import Instrument
+from streamflow.runtime.lease_queue import LeaseQueue
 from streamflow.runtime.op import SCOPE, Op, OpState, added
 from streamflow.runtime.parked import PickLine
 from streamflow.runtime.parking import Parking
@@ -42,6 +42,7 @@ from streamflow.runtime.report import Report
 from streamflow.runtime.scope import budgets_of, check_budgets
 from streamflow.runtime.timers import Timers
 from streamflow.runtime.tracer import Tracer
+from streamflow.runtime.waiting import Waiting
 from streamflow.scheduler.guards import check_process, guard
 from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.loops import EndedShell, Shell
@@ -49,9 +50,6 @@ from streamflow.scheduler.machine import FINAL, OpStep, step
 from streamflow.scheduler.placement import Placement, choose_lane
 from streamflow.scheduler.timeline import Ticket, Timeline
 from streamflow.scheduler.workers import Workers
-
-if TYPE_CHECKING:
-    from streamflow.runtime.synced_pair import Pair
 
 __all__ = ["Core"]
 
@@ -82,6 +80,7 @@ class Core:
         self.abroad = Abroad(self)
         self.is_naming = False  # the short cuts name no op
         self.is_memory_short = False  # somebody waits for memory: all that runs is looked at
+        self._num_short = 0
         self.choose_ways()
         self.serial_op: Op[Any] | None = None  # in serial mode: what is being worked on
         # Virtual time where there is one: ages and deadlines are counted in it.
@@ -94,9 +93,7 @@ class Core:
         self.num_parked = 0
         self._dropped: deque[tuple[int, Timeline, Region]] = deque()
         self.closed_lines = ClosedLines(self)
-        self.synced: WeakValueDictionary[int, Pair] = (
-            WeakValueDictionary()
-        )  # somebody may wait for a turn at one
+        self.waiting = Waiting(self)
         self.failures = Failures()
         self._pending: dict[Op[Any], None] = {}  # parked and staging ops
         self.timers = Timers(self)
@@ -116,11 +113,13 @@ class Core:
         self.pools = (self.background, self.stagers, self.host.workers)
         self.futures = Futures(self)
         self.after, self.tickets_of = self.futures.after, self.futures.tickets_of
-        self.pinned = PinnedPool(
+        self.pinned = PinnedBlocks(
             backend.allocate_pinned_blocking,
             backend.free_pinned_blocking,
             budget_nbytes=settings.pinned_budget_nbytes,
+            numa_node=backend.properties.numa_node,
         )
+        self.leases = LeaseQueue(self)
         self.staging = Staging(
             backend,
             self.stagers,
@@ -147,6 +146,12 @@ class Core:
             or self.is_naming
             or self.is_memory_short
         )
+
+    def be_short(self, by: int) -> None:
+        """One more kind of memory is waited for, or one less."""
+        self._num_short += by
+        self.is_memory_short = self._num_short > 0
+        self.choose_ways()
 
     def name_ops(self, is_naming: bool) -> None:
         """Have every submission name its op, or no more."""
@@ -522,6 +527,8 @@ class Core:
         """Submit the frees that finalisers left, and close the streams."""
         if self.closed_lines:
             self.closed_lines.forget()
+        if self.leases.dropped:
+            self.leases.take_dropped()
         dropped = self._dropped
         if dropped:
             # Not the work of whatever scope happens to submit something now.
@@ -566,9 +573,7 @@ class Core:
         ``keeps_blocks``: the device may still be using what the ops hold, so that is never
         given back (rule R6).
         """
-        self.memory.queue.fail(error)
-        for pair in list(self.synced.values()):
-            pair.fail(error)
+        self.waiting.fail(error)
         in_flight = [ticket for line in self.lines for ticket in line.abandon()]
         self.completion.clear()
         self.staging.stop_all()

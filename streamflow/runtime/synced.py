@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from streamflow.backends.origin import user_instruction
-from streamflow.runtime.array import DeviceArray, checked_dtype, checked_shape
+from streamflow.runtime.array import checked_dtype, checked_shape
 from streamflow.runtime.op import Op
 from streamflow.runtime.stream import Stream
 from streamflow.runtime.submit import Submit
@@ -220,13 +220,13 @@ class SyncedArray:
 
     # -- data of the caller's ----------------------------------------------------------------
 
-    def adopt(self, data: np.ndarray[Any, Any] | DeviceArray, *, discard: bool = False) -> None:
+    def adopt(self, data: Any, *, discard: bool = False) -> None:
         """Use an array of the caller's as one side, with what is in it as the newest data.
 
         Parameters
         ----------
-        data : ndarray or DeviceArray
-            Of the same size and dtype, writable. It is never freed by us, and must be used
+        data : ndarray, another writable buffer, or DeviceArray
+            Of the same size and dtype. It is never freed by us, and must be used
             through this array's blocks only for as long as it is adopted.
         discard : bool
             Drop data on the other side that is newer.

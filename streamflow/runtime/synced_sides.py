@@ -10,10 +10,11 @@ import numpy as np
 
 from streamflow.errors import RaceDetected
 from streamflow.memory import page_locked
-from streamflow.memory.pinned import SMALL_NBYTES, PinnedBlock
+from streamflow.memory.pinned import SMALL_NBYTES
+from streamflow.memory.pinned_block import PinnedBlock
 from streamflow.runtime.array import Allocation, DeviceArray
+from streamflow.runtime.host_memory import check_same, host_target
 from streamflow.runtime.op import Op, next_seq
-from streamflow.runtime.transfers import check_same
 from streamflow.scheduler.machine import FINAL
 from streamflow.scheduler.timeline import Ticket
 
@@ -131,13 +132,12 @@ class HostSide:
         self._noted, self._is_zeroed = None, False
         self._generation += 1
 
-    def check_adoptable(self, array: Array) -> Array:
-        """``array`` in the pair's shape, if it can be that without a copy."""
+    def check_adoptable(self, data: Any) -> Array:
+        """``data`` as an ndarray in the pair's shape, if it can be that without a copy."""
+        array = host_target(data, "the array to adopt")
         if array.size != self._nbytes // self._dtype.itemsize:
             raise ValueError(f"adopting needs an array of shape {self._shape}, found {array.shape}")
         check_same(self._shape, self._dtype, self._shape, array.dtype)
-        if not array.flags.writeable:
-            raise ValueError("a read-only array cannot be adopted: transfers write it")
         if array.shape != self._shape:
             if not array.flags.c_contiguous:
                 raise ValueError(

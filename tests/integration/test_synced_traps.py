@@ -24,7 +24,7 @@ import streamflow as sf
 LARGE = 1 << 20  # items: staged
 
 
-# -- synced before the copy has ended -----------------------------------------------------------
+# -- synced before the copy has ended ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [N, LARGE])
@@ -94,7 +94,7 @@ def test_trap_a_copy_of_data_that_has_changed_since_makes_nothing_synced(run, to
     run(main)
 
 
-# -- the head moves when the pointer is handed out ------------------------------------------------
+# -- the head moves when the pointer is handed out ---------------------------------------------
 
 
 @pytest.mark.parametrize("state", [State.HEAD_AT_CPU, State.SYNCED])
@@ -194,7 +194,7 @@ def test_trap_a_host_body_that_raises_has_not_written(run, state, after, write):
     run(main)
 
 
-# -- a failed kernel ------------------------------------------------------------------------------
+# -- a failed kernel ---------------------------------------------------------------------------
 
 
 def test_trap_a_failed_kernel_poisons_and_reads_raise_the_cause(run, open_device):
@@ -306,7 +306,7 @@ def test_writing_in_a_block_that_reads_is_told(run, open_device):
     run(main)
 
 
-# -- views that are kept --------------------------------------------------------------------------
+# -- views that are kept -----------------------------------------------------------------------
 
 
 def test_trap_a_host_view_that_is_kept_is_read_only(run, open_device):
@@ -395,7 +395,6 @@ def test_work_of_a_block_that_is_still_parked_when_it_is_left_runs_all_the_same(
                 called = dev.call(set_to_two, d, after=launched)
             assert launched.state is sf.OpState.PARKED
             pulled = m.pull()
-            m.close  # the array itself stays
             await turns()
             assert not pulled.done()
             future.set()
@@ -406,7 +405,7 @@ def test_work_of_a_block_that_is_still_parked_when_it_is_left_runs_all_the_same(
     run(main)
 
 
-# -- size zero, adopting ---------------------------------------------------------------------------
+# -- size zero, adopting -----------------------------------------------------------------------
 
 
 def test_trap_size_zero_does_not_abort(run, open_device, add_one):
@@ -462,7 +461,7 @@ def test_an_array_that_a_copy_still_writes_is_not_adopted(run):
     run(main)
 
 
-# -- nothing in flight is reused --------------------------------------------------------------------
+# -- nothing in flight is reused ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("write", [True, "all"])
@@ -527,7 +526,7 @@ def test_leaving_a_device_block_waits_for_no_kernel_and_the_next_host_read_does(
     run(main)
 
 
-# -- sharing -----------------------------------------------------------------------------------------
+# -- sharing -----------------------------------------------------------------------------------
 
 
 def test_two_tasks_share_one_copy_and_a_cancelled_one_takes_it_from_nobody(run):
@@ -628,7 +627,7 @@ def test_a_copy_that_failed_is_told_once_and_tried_again(run):
     run(main)
 
 
-# -- turns -----------------------------------------------------------------------------------
+# -- turns -------------------------------------------------------------------------------------
 
 
 def test_writers_exclude_readers_first_come_first_served(run):
