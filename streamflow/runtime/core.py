@@ -290,7 +290,7 @@ class Core:
             for older in inherited:
                 add_unpassed(older, flat)
             ticket.inherited = tuple(dict.fromkeys(flat))
-        op._error = error
+        op._error, op._result = error, None  # its array may go: the ticket stays known (R6)
         if isinstance(error, OpCancelled):
             self._finish(op, OpStep.CANCEL)
             return
