@@ -315,6 +315,25 @@ def test_r8_a_pull_into_the_callers_own_memory_outlasts_a_cancellation(run):
     run(main)
 
 
+def test_an_old_copy_into_memory_that_was_replaced_holds_up_nobody(run):
+    async def main():
+        async with virtual() as dev:
+            m = await in_state(dev, State.HEAD_AT_GPU, 1)
+            gate = dev.sim.gate("d2h")
+            pulled = m.pull()
+            m.adopt(np.full(N, 2, np.float32), discard=True)
+            with anyio.fail_after(20):
+                assert await contents(m) == 2
+                await fill_host(m, 3)
+            gate.release()
+            await pulled
+            assert m.state is State.HEAD_AT_CPU
+            assert await contents(m) == 3
+            m.close()
+
+    run(main)
+
+
 def test_a_small_copy_holds_up_no_host_writer(run):
     async def main():
         async with virtual() as dev:
