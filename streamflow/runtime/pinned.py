@@ -146,6 +146,7 @@ class Lease:
         if block is None:
             return
         where = block.pool._holders.get(block.address)
+        self._pool._leases.drop(block)  # first: a warning may be an error
         warnings.warn(
             f"{self!r} was dropped and never released"
             f"{f', made at {describe(*where)}' if isinstance(where, tuple) else ''}",
@@ -153,7 +154,6 @@ class Lease:
             source=self,
             stacklevel=1,
         )
-        self._pool._leases.drop(block)
 
 
 class _Request:

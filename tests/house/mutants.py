@@ -311,8 +311,8 @@ EDITS = (
         "Leases",
         "whoever fits overtakes those who wait for a lease",
         "streamflow/memory/pinned.py",
-        "            if self.on_release is not None and not is_waiter and nbytes > SMALL_NBYTES:\n"
-        "                return None\n",
+        "                if self.on_release is not None and not is_waiter and nbytes > SMALL_NBYTES:\n"
+        "                    return None\n",
         "",
         "tests/unit/memory/test_pinned_blocks.py tests/integration/test_leases.py",
     ),
