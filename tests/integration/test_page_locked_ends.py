@@ -63,6 +63,57 @@ def test_cr10_an_out_that_is_pinned_is_written_as_it_is(run, open_device, is_kno
     assert (np.concatenate([head, tail]) == 0xA5).all()
 
 
+@pytest.mark.parametrize("source", ["a lease", "a result"])
+def test_cr10_what_the_pool_has_given_is_used_as_it_is(run, open_device, source):
+    """Large: the lease of a megabyte and more, the array that ``get`` returned."""
+    values = RNG.random(N, np.float32)
+
+    async def main():
+        async with open_device() as dev:
+            x = await dev.put(values)
+            if source == "a lease":
+                async with dev.pinned.lease(4 * N) as lease:
+                    array = lease.array(N, np.float32)
+                    array[:] = values
+                    return await moved(dev, array)
+            return await moved(dev, await dev.get(x))
+
+    async def moved(dev, array):
+        before = counts(dev)
+        y = await dev.put(array)
+        z = dev.zeros(N, np.float32)
+        await dev.get(z, out=array)
+        assert counts(dev) == before
+        assert not array.any()
+        return await dev.get(y)
+
+    np.testing.assert_array_equal(run(main), values)
+
+
+def test_c5_a_lease_is_not_anothers_before_its_copies_have_ended(run, open_device):
+    """Released with a copy from it stalled: the device gets what was there."""
+
+    async def main():
+        async with open_device() as dev:
+            stream = dev.stream()
+            async with dev.pinned.lease(1 << 20) as lease:
+                lease.array()[:] = 7
+                address = lease.address
+                stall = open_device.stall(dev, stream)
+                x = dev.put(lease.array(), stream=stream)
+            async with dev.pinned.lease(1 << 20) as other:
+                other.array()[:] = 8
+                assert x.staged.done() or other.address != address
+                stall.release()
+                back = await dev.get(x)
+            await turns()
+            async with dev.pinned.lease(1 << 20) as again:
+                assert again.address in (address, other.address)
+            return back
+
+    assert (run(main) == 7).all()
+
+
 def test_cr10_a_result_of_a_host_task_that_is_pinned_is_not_staged(run):
     async def main():
         async with virtual() as dev:
