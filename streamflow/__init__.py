@@ -29,6 +29,7 @@ from streamflow.runtime.collect import as_completed, gather
 from streamflow.runtime.foreign import CallStream
 from streamflow.runtime.kernel import Kernel, kernel
 from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.pinned import Lease, PinnedPool, PinnedStats
 from streamflow.runtime.report import Report, Unfinished
 from streamflow.runtime.scope import Scope
 from streamflow.runtime.shortage import MemoryReport
@@ -57,12 +58,15 @@ __all__ = [
     "Lane",
     "LaneLoad",
     "LaunchFailed",
+    "Lease",
     "MemoryReport",
     "Op",
     "OpCancelled",
     "OpState",
     "OutOfDeviceMemory",
     "Overlap",
+    "PinnedPool",
+    "PinnedStats",
     "PlacementRequest",
     "PoolInfo",
     "RaceDetected",

@@ -146,6 +146,7 @@ class Device(Submit):
     def _build(self, core: Core) -> None:
         core.memory.set_default(self._resource)
         self._pool: MemoryPool | None = None
+        self._pinned = PinnedPool(core)
         if self._placement is not None:
             core.placement = Placement(core.compute, self._placement)
         self._transfers = Transfers(core)
@@ -324,7 +325,8 @@ class Device(Submit):
     @property
     def pinned(self) -> PinnedPool:
         """The pool of page-locked host memory: leases, ``trim``, ``stats``."""
-        return self._here.leases
+        self._here  # noqa: B018
+        return self._pinned
 
     @property
     def is_healthy(self) -> bool:
