@@ -276,6 +276,14 @@ EDITS = (
     ),
     Edit(
         "R6",
+        "a cached pinned block does not wait for the ops that use it",
+        "streamflow/memory/host_cache.py",
+        "        points: list[Point] = list(op_points(cell))\n",
+        "        points: list[Point] = []\n",
+        "tests/integration/test_caching_host_ops.py",
+    ),
+    Edit(
+        "R6",
         "a cached pinned block is free when its event can't be asked",
         "streamflow/memory/host_blocks.py",
         "DeviceLost):  # the ops report it\n                return False\n",
