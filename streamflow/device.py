@@ -19,7 +19,6 @@ from streamflow.backends.base import DeviceProperties
 from streamflow.backends.origin import here
 from streamflow.config import Settings
 from streamflow.errors import Closed, DeviceError, SimulatorWarning
-from streamflow.memory.pinned import PinnedPool
 from streamflow.memory.resource import DeviceMemoryResource, checked_resource
 from streamflow.runtime.closing import close, drain, leave, raise_failures
 from streamflow.runtime.core import Core
@@ -27,6 +26,7 @@ from streamflow.runtime.launch import Launcher
 from streamflow.runtime.ledger import DeviceStats, device_stats, live_handles
 from streamflow.runtime.live import LiveArrays
 from streamflow.runtime.opening import Opening
+from streamflow.runtime.pinned import PinnedPool
 from streamflow.runtime.registry import add_open, enter_here, leave_here
 from streamflow.runtime.report import Report, make_report
 from streamflow.runtime.scope import Scope
@@ -323,8 +323,8 @@ class Device(Submit):
 
     @property
     def pinned(self) -> PinnedPool:
-        """The pool of page-locked host memory."""
-        return self._here.pinned
+        """The pool of page-locked host memory: leases, ``trim``, ``stats``."""
+        return self._here.leases
 
     @property
     def is_healthy(self) -> bool:

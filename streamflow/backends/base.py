@@ -108,6 +108,8 @@ class DeviceProperties:
     num_copy_engines: int
     priority_range: tuple[int, int]
     """(least, greatest): lower numbers are more urgent."""
+    numa_node: int | None = None
+    """The node of the host that is nearest, where the platform tells one."""
 
 
 class Event(Protocol):

@@ -18,15 +18,11 @@ __all__ = ["Owner", "Usable", "add_range", "find", "remove_range"]
 
 
 class Usable(Protocol):
-    """Page-locked bytes that somebody may use now: a lease, a result, pinned user memory.
+    """Page-locked bytes that somebody may use now: a lease, a result, pinned user memory."""
 
-    Attributes
-    ----------
-    region : Region or None
-        The hazards of the ops on it (rules R3 and R6); None: nobody orders them, the program does.
-    """
-
-    region: Region | None
+    @property
+    def region(self) -> Region | None:
+        """The hazards of the ops on it (rules R3, R6); None: the program orders them."""
 
 
 class Owner(Protocol):
@@ -53,7 +49,7 @@ def remove_range(start: int) -> None:
     """The range that begins at ``start`` is about to go."""
     with _lock:
         at = bisect_right(_starts, start) - 1
-        assert at >= 0 and _starts[at] == start
+        assert _starts[at] == start
         del _starts[at], _ranges[at]
 
 
@@ -79,9 +75,17 @@ def find(array: np.ndarray[Any, Any]) -> Usable | None:
                 "pin all of it, or none"
             )
         usable = owner.usable_at(low, high - low)
-    if usable is None:
+    if usable is None or _is_revoked(array):
         raise ValueError(
             f"an array of {array.nbytes} bytes lies in pinned memory whose lease was released: "
             "copy what is needed before the release, or keep the lease"
         )
     return usable
+
+
+def _is_revoked(array: np.ndarray[Any, Any]) -> bool:
+    """Whether it was made from a lease that was released; the memory may be another's now."""
+    base: Any = array.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return getattr(base, "is_revoked", False) is True

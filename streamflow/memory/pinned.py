@@ -1,4 +1,4 @@
-"""Page-locked host memory, cached by size, with a byte budget for what users keep.
+"""Page-locked host memory, cached by size, under one byte budget.
 
 Pinning and unpinning hold a driver-wide lock and may wait for running kernels, so
 neither happens on the event loop: the loop only takes cached blocks.
@@ -6,86 +6,47 @@ neither happens on the event loop: the loop only takes cached blocks.
 
 from __future__ import annotations
 
-import ctypes
-import math
 import threading
+import weakref
+from bisect import bisect_left, insort
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-
+from streamflow.memory.numa import near
+from streamflow.memory.page_locked import add_range, remove_range
+from streamflow.memory.pinned_block import PAGE_NBYTES, PinnedBlock, Slab, views_of
 from streamflow.scheduler.guards import guard
 from streamflow.scheduler.reaper import post_orphan
 
-__all__ = ["SMALL_NBYTES", "PinnedBlock", "PinnedPool"]
+__all__ = ["SMALL_NBYTES", "PinnedBlocks", "class_nbytes"]
 
 SMALL_NBYTES = 64 << 10
 """Copies up to this size go through the loop itself (rule R1's bound)."""
 
 _SLAB_NBYTES = 1 << 20
+_FIRST_SLAB_NBYTES = 8 << 20
+"""Pinned when a device is opened: a page for each small class, and outside the budget."""
 _MIN_CLASS_NBYTES = 512
+_CLASSES_UP_TO_NBYTES = 1 << 20
+_WASTE = 8
+"""Above the classes, a cached block serves a request that is at most 1/8 smaller."""
 
 
-class PinnedBlock:
-    """One pinned range on loan; back in its pool when :meth:`release` is called, once."""
+class PinnedBlocks:
+    """Pinned blocks by size class. Thread-safe; the calls of the loop never pin or unpin.
 
-    __slots__ = ("_memory", "address", "is_counted", "nbytes", "pool")
-
-    def __init__(self, pool: PinnedPool, address: int, nbytes: int, is_counted: bool) -> None:
-        self.pool = pool
-        self.address = address
-        self.nbytes = nbytes
-        self.is_counted = is_counted
-        self._memory = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
-
-    def bytes_view(self, nbytes: int, offset: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Bytes ``[offset, offset + nbytes)``; valid until the block is released."""
-        return np.frombuffer(self._memory, np.uint8, nbytes, offset)
-
-    def release(self) -> None:
-        """Give the block back. Any thread; nothing in flight may still touch it (R6)."""
-        self.pool._give_back(self)
-
-    def as_result(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], holder: object
-    ) -> np.ndarray[Any, Any]:
-        """An ndarray that *is* this block; the block returns when the array is collected.
-
-        ``holder`` says who asked for it: :meth:`PinnedPool.holders` tells.
-        """
-        nbytes = math.prod(shape) * dtype.itemsize
-        self.pool._holders[self.address] = holder
-        # As bytes first: the array interface cannot express every structured dtype.
-        return np.asarray(_Loan(self, nbytes)).view(dtype).reshape(shape)
-
-
-class _Loan:
-    """The base object of a result array: its end is the end of the loan."""
-
-    __slots__ = ("__array_interface__", "_block")
-
-    def __init__(self, block: PinnedBlock, nbytes: int) -> None:
-        self._block = block
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (block.address, False),
-        }
-
-    def __del__(self) -> None:
-        self._block.release()
-
-
-class PinnedPool:
-    """Pinned blocks by size class: powers of two up to 64 KiB, then multiples of that.
+    There are four classes per doubling from 512 bytes to 1 MiB (at most 1/4 of what is asked
+    is wasted), then multiples of 64 KiB, where a cached block serves a request that is at most
+    1/8 smaller. Blocks up to 64 KiB are cut from slabs.
 
     Parameters
     ----------
     allocate_blocking, free_blocking : callable
         The backend's verbs; called on worker threads only.
     budget_nbytes : int
-        Bound of live and cached bytes that count; staging chunks do not.
+        Bound of what is pinned, live and cached, but for the first slab; staging chunks do not
+        count.
+    numa_node : int, optional
+        Pin near this node of the host.
     """
 
     def __init__(
@@ -94,130 +55,292 @@ class PinnedPool:
         free_blocking: Callable[[int], None],
         *,
         budget_nbytes: int,
+        numa_node: int | None = None,
     ) -> None:
         self._allocate_blocking = allocate_blocking
         self._free_blocking = free_blocking
         self.budget_nbytes = budget_nbytes
+        self.numa_node = numa_node
         self._lock = threading.RLock()  # re-entrant: a collection inside may release a loan
-        self._free: dict[int, list[int]] = {}
-        self._to_unpin: list[int] = []  # counted no more
-        self._slabs: list[int] = []
-        self._holders: dict[int, object] = {}  # by address, of the results that users keep
+        self._free: dict[int, list[PinnedBlock]] = {}  # by class; the last used comes last
+        self._sizes: list[int] = []  # those above the classes that have a cached block
+        self._to_unpin: list[PinnedBlock | Slab] = []  # counted no more
+        self._slabs: list[Slab] = []
+        self._holders: dict[int, object] = {}  # by address, of what users keep
+        self._num_releases = 0
         self._is_closed = False
         self._is_off = False
+        self.on_release: Callable[[], None] | None = None  # while somebody waits; any thread
         self.counted_nbytes = 0
+        self.cached_nbytes = 0  # of counted_nbytes; without slabs
         self.num_live = 0
+        self.num_acquired = 0
+        self.num_pins = 0  # driver calls
         guard(self)
 
-    def try_acquire(self, nbytes: int) -> PinnedBlock | None:
-        """A cached block of at least ``nbytes``, or None without blocking."""
-        size = _class_nbytes(nbytes)
-        with self._lock:
-            addresses = self._free.get(size)
-            if not addresses:
-                return None
-            self.num_live += 1
-            return PinnedBlock(self, addresses.pop(), size, size > SMALL_NBYTES)
+    # -- taking --------------------------------------------------------------------------------
 
-    def reserve(self, nbytes: int) -> bool:
+    def try_acquire(self, nbytes: int, *, is_waiter: bool = False) -> PinnedBlock | None:
+        """A cached block of at least ``nbytes``, or None without blocking.
+
+        While somebody waits, only who ``is_waiter`` gets a large one.
+        """
+        size = class_nbytes(nbytes)
+        with self._lock:
+            if self.on_release is not None and not is_waiter and size > SMALL_NBYTES:
+                return None
+            blocks = self._free.get(size)
+            if blocks:
+                block = blocks.pop()
+            elif size <= SMALL_NBYTES:
+                if not self._cut_page(size):
+                    return None
+                block = self._free[size].pop()
+            else:
+                found = self._similar(nbytes, size)
+                if found is None:
+                    return None
+                block = found
+            return self._lend(block)
+
+    def _similar(self, nbytes: int, size: int) -> PinnedBlock | None:
+        """A cached block above the classes that wastes little."""
+        if size <= _CLASSES_UP_TO_NBYTES:
+            return None
+        at = bisect_left(self._sizes, size)
+        if at == len(self._sizes) or (self._sizes[at] - nbytes) * _WASTE > nbytes:
+            return None
+        return self._free[self._sizes[at]].pop()
+
+    def _lend(self, block: PinnedBlock) -> PinnedBlock:
+        self.num_live += 1
+        self.num_acquired += 1
+        slab = block._slab
+        if slab is not None:
+            slab.num_live += 1
+        else:
+            self.cached_nbytes -= block.nbytes
+            if block.nbytes > _CLASSES_UP_TO_NBYTES and not self._free[block.nbytes]:
+                self._forget_size(block.nbytes)
+        return block
+
+    def _cut_page(self, size: int) -> bool:
+        for slab in self._slabs:
+            start = len(slab.pages) * PAGE_NBYTES
+            if start < slab.nbytes:
+                first = slab.address + start
+                blocks = [
+                    PinnedBlock(self, address, size, slab)
+                    for address in range(first, first + PAGE_NBYTES - size + 1, size)
+                ]
+                slab.pages.append(blocks)
+                self._free.setdefault(size, []).extend(blocks)
+                return True
+        return False
+
+    def reserve(self, nbytes: int, *, is_waiter: bool = False) -> bool:
         """Set budget aside for a block of ``nbytes``, dropping cached ones; False if too little.
 
-        Undone by :meth:`unreserve`, used up by :meth:`acquire_reserved_blocking`.
+        While somebody waits, only who ``is_waiter`` gets any. Undone by :meth:`unreserve`,
+        used up by :meth:`acquire_reserved_blocking`.
         """
-        size = _class_nbytes(nbytes)
-        if size <= SMALL_NBYTES:
-            return True
+        size = _growth_nbytes(nbytes)
         with self._lock:
-            cached = sum(
-                size * len(addresses)
-                for size, addresses in list(self._free.items())
-                if size > SMALL_NBYTES
-            )
-            if self.counted_nbytes - cached + size > self.budget_nbytes:
+            if self.on_release is not None and not is_waiter:
+                return False
+            idle = sum(slab.nbytes for slab in self._idle_slabs())
+            if self.counted_nbytes - self.cached_nbytes - idle + size > self.budget_nbytes:
                 return False
             self.counted_nbytes += size
-            for cached_size, addresses in list(self._free.items()):
-                while (
-                    cached_size > SMALL_NBYTES
-                    and addresses
-                    and self.counted_nbytes > self.budget_nbytes
-                ):
-                    # Out of the cache now, so that nobody takes it before a thread unpins it.
-                    self._to_unpin.append(addresses.pop())
-                    self.counted_nbytes -= cached_size
+            self._evict(self.budget_nbytes - self.counted_nbytes)
             return True
+
+    def unreserve(self, nbytes: int) -> None:
+        """Give a reservation back."""
+        with self._lock:
+            self.counted_nbytes -= _growth_nbytes(nbytes)
+            if self.on_release is not None:
+                self.on_release()
+
+    def acquire_reserved_blocking(self, nbytes: int) -> PinnedBlock:
+        """A block of at least ``nbytes`` that was reserved; worker threads only."""
+        block = self.try_acquire(nbytes, is_waiter=True)
+        if block is not None:  # one came back meanwhile
+            self.unreserve(nbytes)
+            return block
+        size = class_nbytes(nbytes)
+        try:
+            self.unpin_blocking()
+            if size <= SMALL_NBYTES:
+                return self._grow_blocking(nbytes)
+            address = self._pin_blocking(size)
+        except BaseException:
+            self.unreserve(nbytes)
+            raise
+        block = PinnedBlock(self, address, size, None)
+        add_range(address, size, block)
+        with self._lock:
+            self.num_live += 1
+            self.num_acquired += 1
+        return block
+
+    def prepare_blocking(self) -> None:
+        """Pin what small copies of a new device need. Worker threads only."""
+        self._add_slab_blocking(_FIRST_SLAB_NBYTES, is_counted=False)
+
+    def _grow_blocking(self, nbytes: int) -> PinnedBlock:
+        self._add_slab_blocking(_SLAB_NBYTES, is_counted=True)
+        while True:  # other threads may take all of a slab
+            block = self.try_acquire(nbytes)
+            if block is not None:
+                return block
+            with self._lock:
+                self.counted_nbytes += _SLAB_NBYTES
+            self._add_slab_blocking(_SLAB_NBYTES, is_counted=True)
+
+    def _add_slab_blocking(self, nbytes: int, *, is_counted: bool) -> None:
+        slab = Slab(self._pin_blocking(nbytes), nbytes, is_counted)
+        add_range(slab.address, nbytes, slab)
+        with self._lock:
+            self._slabs.append(slab)
+
+    def _pin_blocking(self, nbytes: int) -> int:
+        with near(self.numa_node):
+            self.num_pins += 1
+            try:
+                return self._allocate_blocking(nbytes)
+            except Exception:
+                with self._lock:
+                    has_more = self._evict(-self.cached_nbytes)
+                if not has_more:
+                    raise
+            self.unpin_blocking()  # it may be what is cached here that the driver lacks
+            return self._allocate_blocking(nbytes)
+
+    # -- giving back ---------------------------------------------------------------------------
+
+    def _give_back(self, block: PinnedBlock) -> None:
+        if self._is_off:  # before the lock, which nobody may be there to release
+            return
+        with self._lock:
+            self.num_live -= 1
+            self._holders.pop(block.address, None)
+            block.is_leased = block._is_open = False
+            block._region = None
+            slab = block._slab
+            if slab is not None:
+                slab.num_live -= 1
+            if not self._is_closed:
+                blocks = self._free.get(block.nbytes)
+                if blocks is None:
+                    blocks = self._free[block.nbytes] = []
+                if slab is None:
+                    self.cached_nbytes += block.nbytes
+                    if not blocks and block.nbytes > _CLASSES_UP_TO_NBYTES:
+                        insort(self._sizes, block.nbytes)
+                self._num_releases = block._last_used = self._num_releases + 1
+                blocks.append(block)
+                if self.on_release is not None:
+                    self.on_release()
+                return
+            is_last = slab is None or slab.num_live == 0
+        if is_last:  # the device is gone, and this may be a finaliser: for a later one (R12)
+            self._leave(block if slab is None else slab)
+
+    def trim(self, keep_nbytes: int = 0) -> int:
+        """Take cached memory above ``keep_nbytes`` out, longest unused first; how much it is.
+
+        :meth:`unpin_blocking` gives it back to the host.
+        """
+        with self._lock:
+            idle = sum(slab.nbytes for slab in self._idle_slabs())
+            return self._evict(keep_nbytes - self.cached_nbytes - idle)
+
+    def _evict(self, room_nbytes: int) -> int:
+        """Take cached blocks out until ``room_nbytes`` is no longer negative."""
+        evicted = 0
+        while room_nbytes + evicted < 0:
+            oldest = min(
+                (blocks[0] for blocks in self._free.values() if blocks and not blocks[0]._slab),
+                key=_last_used,
+                default=None,
+            )
+            if oldest is None:
+                break
+            blocks = self._free[oldest.nbytes]
+            del blocks[0]
+            if not blocks and oldest.nbytes > _CLASSES_UP_TO_NBYTES:
+                self._forget_size(oldest.nbytes)
+            # Out of the cache now, so that nobody takes it before a thread unpins it.
+            self._to_unpin.append(oldest)
+            self.counted_nbytes -= oldest.nbytes
+            self.cached_nbytes -= oldest.nbytes
+            evicted += oldest.nbytes
+        for slab in self._idle_slabs():
+            if room_nbytes + evicted >= 0:
+                break
+            self._slabs.remove(slab)
+            for page in slab.pages:
+                gone = set(page)
+                size = page[0].nbytes
+                self._free[size] = [block for block in self._free[size] if block not in gone]
+            self._to_unpin.append(slab)
+            self.counted_nbytes -= slab.nbytes
+            evicted += slab.nbytes
+        return evicted
+
+    def _idle_slabs(self) -> list[Slab]:
+        return [slab for slab in self._slabs if slab.is_counted and slab.num_live == 0]
+
+    def _forget_size(self, size: int) -> None:
+        del self._sizes[bisect_left(self._sizes, size)]
+
+    def unpin_blocking(self) -> None:
+        """Unpin what was taken out. Worker threads only: it waits for running kernels."""
+        while self._to_unpin:
+            try:
+                memory = self._to_unpin.pop()
+            except IndexError:  # another thread took the last one
+                return
+            if any(True for _ in views_of(memory)):
+                self._leave(memory)
+            else:
+                self._unpin(memory.address)
+
+    def _unpin(self, address: int) -> None:
+        remove_range(address)
+        self._free_blocking(address)
+
+    def _leave(self, memory: PinnedBlock | Slab) -> None:
+        """Unpin it once no view of it lives, by a later device (rule R12)."""
+        for view in views_of(memory):
+            # Look again when it is gone: there may be more.
+            weakref.finalize(view, self._leave, memory).atexit = False
+            return
+        address = memory.address
+        post_orphan(lambda: self._unpin(address))
+
+    def close_blocking(self) -> None:
+        """Unpin what is cached. Blocks still on loan are unpinned after they come back."""
+        with self._lock:
+            self._is_closed = True
+            self._to_unpin += [
+                block for blocks in self._free.values() for block in blocks if not block._slab
+            ]
+            self._to_unpin += [slab for slab in self._slabs if slab.num_live == 0]
+            self._free.clear()
+            self._slabs.clear()
+            self._sizes.clear()
+            self.cached_nbytes = 0
+        self.unpin_blocking()
+
+    # -- looking -------------------------------------------------------------------------------
 
     def holders(self) -> list[object]:
         """Who holds each live block, as given to :meth:`PinnedBlock.as_result`; else None."""
         with self._lock:
             known = list(self._holders.values())
             return known + [None] * (self.num_live - len(known))
-
-    def unreserve(self, nbytes: int) -> None:
-        """Give a reservation back."""
-        size = _class_nbytes(nbytes)
-        if size > SMALL_NBYTES:
-            with self._lock:
-                self.counted_nbytes -= size
-
-    def acquire_reserved_blocking(self, nbytes: int) -> PinnedBlock:
-        """A block of at least ``nbytes`` that was reserved; worker threads only."""
-        block = self.try_acquire(nbytes)
-        if block is not None:  # one came back meanwhile
-            self.unreserve(nbytes)
-            return block
-        size = _class_nbytes(nbytes)
-        if size <= SMALL_NBYTES:
-            return self._carve_blocking(nbytes, size)
-        try:
-            self._unpin_blocking()
-            address = self._allocate_blocking(size)
-        except BaseException:
-            self.unreserve(nbytes)
-            raise
-        with self._lock:
-            self.num_live += 1
-        return PinnedBlock(self, address, size, True)
-
-    def acquire_blocking(self, nbytes: int) -> PinnedBlock:
-        """A small block, pinned now if none is cached. Worker threads only."""
-        assert nbytes <= SMALL_NBYTES
-        return self.try_acquire(nbytes) or self._carve_blocking(nbytes, _class_nbytes(nbytes))
-
-    def _carve_blocking(self, nbytes: int, size: int) -> PinnedBlock:
-        block = None
-        while block is None:  # another thread may take all of a slab
-            slab = self._allocate_blocking(_SLAB_NBYTES)
-            with self._lock:
-                self._slabs.append(slab)
-                self._free.setdefault(size, []).extend(range(slab, slab + _SLAB_NBYTES, size))
-            block = self.try_acquire(nbytes)
-        return block
-
-    def close_blocking(self) -> None:
-        """Unpin what is cached. Blocks still on loan are unpinned after they come back."""
-        self._unpin_blocking()
-        with self._lock:
-            self._is_closed = True
-            large = [
-                address
-                for size, addresses in list(self._free.items())
-                if size > SMALL_NBYTES
-                for address in addresses
-            ]
-            slabs = self._slabs if self.num_live == 0 else []
-            self._free.clear()
-            self._slabs = [] if slabs else self._slabs
-        for address in (*large, *slabs):
-            self._free_blocking(address)
-
-    def _unpin_blocking(self) -> None:
-        while self._to_unpin:
-            try:
-                address = self._to_unpin.pop()
-            except IndexError:  # another thread took the last one
-                return
-            self._free_blocking(address)
 
     def on_fork(self) -> None:
         """Take nothing back any more: the blocks are the parent's."""
@@ -228,27 +351,28 @@ class PinnedPool:
         self._is_off = True
         return ()
 
-    def _give_back(self, block: PinnedBlock) -> None:
-        if self._is_off:  # before the lock, which nobody may be there to release
-            return
-        with self._lock:
-            self.num_live -= 1
-            self._holders.pop(block.address, None)
-            if not self._is_closed:
-                self._free.setdefault(block.nbytes, []).append(block.address)
-                return
-            last_slabs = self._slabs if self.num_live == 0 else []
-            if last_slabs:
-                self._slabs = []
-        free = self._free_blocking
-        # The device is gone, and this may be a finaliser: leave it to a later one (R12).
-        for address in ([block.address] if block.is_counted else []) + last_slabs:
-            post_orphan(lambda address=address: free(address))  # type: ignore[misc]
+
+def _last_used(block: PinnedBlock) -> int:
+    return block._last_used
 
 
-def _class_nbytes(nbytes: int) -> int:
+def _growth_nbytes(nbytes: int) -> int:
+    """What the pool grows by for a block of ``nbytes``."""
+    size = class_nbytes(nbytes)
+    return size if size > SMALL_NBYTES else _SLAB_NBYTES
+
+
+def class_nbytes(nbytes: int) -> int:
+    """The size of the block that a request of ``nbytes`` gets, if none is reused.
+
+    Examples
+    --------
+    >>> [class_nbytes(n) for n in (1, 513, 700_000, 1_100_000)]
+    [512, 640, 786432, 1114112]
+    """
     if nbytes <= _MIN_CLASS_NBYTES:
         return _MIN_CLASS_NBYTES
-    if nbytes <= SMALL_NBYTES:
-        return 1 << (nbytes - 1).bit_length()
+    if nbytes <= _CLASSES_UP_TO_NBYTES:
+        step = 1 << ((nbytes - 1).bit_length() - 3)  # four to the next power of two
+        return -(-nbytes // step) * step
     return -(-nbytes // SMALL_NBYTES) * SMALL_NBYTES

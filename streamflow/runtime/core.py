@@ -23,7 +23,7 @@ from streamflow.errors import (
     UpstreamFailed,
     WrongThread,
 )
-from streamflow.memory.pinned import PinnedPool
+from streamflow.memory.pinned import PinnedBlocks
 from streamflow.memory.space import enter_space
 from streamflow.memory.staging import Staging
 from streamflow.runtime.abroad import Abroad
@@ -36,6 +36,7 @@ from streamflow.runtime.instrument import Instrument
 from streamflow.runtime.op import SCOPE, Op, OpState, added
 from streamflow.runtime.parked import PickLine
 from streamflow.runtime.parking import Parking
+from streamflow.runtime.pinned import PinnedPool
 from streamflow.runtime.poller import Poller
 from streamflow.runtime.report import Report
 from streamflow.runtime.scope import budgets_of, check_budgets
@@ -78,6 +79,7 @@ class Core:
         self.abroad = Abroad(self)
         self.is_naming = False  # the short cuts name no op
         self.is_memory_short = False  # somebody waits for memory: all that runs is looked at
+        self._num_short = 0
         self.choose_ways()
         self.serial_op: Op[Any] | None = None  # in serial mode: what is being worked on
         # Virtual time where there is one: ages and deadlines are counted in it.
@@ -109,11 +111,13 @@ class Core:
         self.pools = (self.background, self.stagers, self.host.workers)
         self.futures = Futures(self)
         self.after, self.tickets_of = self.futures.after, self.futures.tickets_of
-        self.pinned = PinnedPool(
+        self.pinned = PinnedBlocks(
             backend.allocate_pinned_blocking,
             backend.free_pinned_blocking,
             budget_nbytes=settings.pinned_budget_nbytes,
+            numa_node=backend.properties.numa_node,
         )
+        self.leases = PinnedPool(self)
         self.staging = Staging(
             backend,
             self.stagers,
@@ -140,6 +144,12 @@ class Core:
             or self.is_naming
             or self.is_memory_short
         )
+
+    def be_short(self, by: int) -> None:
+        """One more kind of memory is waited for, or one less."""
+        self._num_short += by
+        self.is_memory_short = self._num_short > 0
+        self.choose_ways()
 
     def name_ops(self, is_naming: bool) -> None:
         """Have every submission name its op, or no more."""
@@ -515,6 +525,8 @@ class Core:
         """Submit the frees that finalisers left, and close the streams."""
         if self.closed_lines:
             self.closed_lines.forget()
+        if self.leases.dropped:
+            self.leases.take_dropped()
         dropped = self._dropped
         if dropped:
             # Not the work of whatever scope happens to submit something now.
@@ -560,6 +572,7 @@ class Core:
         given back (rule R6).
         """
         self.memory.queue.fail(error)
+        self.leases.fail(error)
         in_flight = [ticket for line in self.lines for ticket in line.abandon()]
         self.completion.clear()
         self.staging.stop_all()

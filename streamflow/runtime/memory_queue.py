@@ -212,8 +212,7 @@ class MemoryQueue:
             listeners.append(self._heard)
         else:
             listeners.remove(self._heard)
-        core.is_memory_short = is_short
-        core.choose_ways()
+        core.be_short(1 if is_short else -1)
 
     def _heard(self) -> None:
         """Memory came back, or soon will. Any thread."""

@@ -7,7 +7,6 @@ import threading
 from streamflow.backends import open_backend
 from streamflow.config import Settings
 from streamflow.errors import Closed
-from streamflow.memory.pinned import SMALL_NBYTES
 from streamflow.memory.space import leave_space
 from streamflow.runtime.core import Core
 from streamflow.runtime.reclaim import reclaim_blocking
@@ -37,10 +36,7 @@ class Opening:
         try:
             backend.set_current()
             core = Core(backend, self._shell, self._settings)
-            nbytes = 512
-            while nbytes <= SMALL_NBYTES:  # so that small copies need not wait for pinning
-                core.pinned.acquire_blocking(nbytes).release()
-                nbytes *= 2
+            core.pinned.prepare_blocking()  # so that small copies need not wait for pinning
         except BaseException:
             if core is None:
                 backend.close()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamflow.backends.memory import PoolAccess
 from streamflow.errors import OpCancelled, UpstreamFailed
-from streamflow.memory.pinned import PinnedBlock
+from streamflow.memory.pinned_block import PinnedBlock
 from streamflow.runtime.op import Op, OpState, added
 from streamflow.runtime.parked import After, Parked
 from streamflow.scheduler.machine import FINAL

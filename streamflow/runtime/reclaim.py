@@ -52,6 +52,7 @@ def _condemn(core: Core) -> None:
     core.instrument = None
     core.shell = EndedShell(core.shell.key)
     core.memory.queue.silence()
+    core.leases.silence()
     core.completion.clear()
     core.poller.close()
     core.staging.stop_all(drops_waiting=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from streamflow.memory.pinned import SMALL_NBYTES, PinnedBlock
+from streamflow.memory.pinned import SMALL_NBYTES
+from streamflow.memory.pinned_block import PinnedBlock
 from streamflow.memory.staging import StagingJob
 from streamflow.runtime.array import DeviceArray, checked_dtype
 from streamflow.runtime.core import Core

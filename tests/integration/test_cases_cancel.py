@@ -89,7 +89,7 @@ async def assert_nothing_is_held(dev, used_nbytes):
             break
         await anyio.lowlevel.checkpoint()
     assert {"op", "array", "pinned block"}.isdisjoint(dev.live()), dev.live()
-    assert dev.pinned.num_live == 0
+    assert dev._core.pinned.num_live == 0
     assert dev.memory.used_nbytes == used_nbytes
     assert dev._core.completion.is_idle
 

@@ -116,7 +116,7 @@ def test_arrays_of_any_size_arrive_whole_through_two_blocks(run, nbytes, asked):
             del result
             assert counted(one)["copy_d2h"] == -(-nbytes // CHUNK)
             await dev.synchronize()
-            assert dev.pinned.num_live == 0
+            assert dev._core.pinned.num_live == 0
 
     run(main)
 
@@ -350,7 +350,7 @@ def test_a_copy_that_waits_for_a_host_task_can_be_cancelled(run, asked):
             await one.synchronize()
             await two.synchronize()
             assert counted(one)["copy_d2h"] == counted(two)["copy_h2d"] == 0
-            assert dev.pinned.num_live == 0
+            assert dev._core.pinned.num_live == 0
             two.fill(y, 1)
             assert set((await two.get(y)).tolist()) == {1}
 
@@ -391,7 +391,7 @@ def test_with_no_pinned_memory_to_spare_it_goes_through_pageable_memory(run, ask
             op = dev.copy(y, x, stream=stream)
             assert op._core is dev._core
             await op
-            assert one.pinned.counted_nbytes == two.pinned.counted_nbytes == 0
+            assert one._core.pinned.counted_nbytes == two._core.pinned.counted_nbytes == 0
             assert (await two.get(y)).tobytes() == data.tobytes()
 
     run(main)
@@ -409,14 +409,14 @@ def test_memory_that_cannot_be_pinned_fails_the_copy_alone(run, asked, monkeypat
             def refuse(nbytes):
                 raise MemoryError("no page can be locked")
 
-            before = dev.pinned.counted_nbytes
-            dev.pinned._allocate_blocking, kept = refuse, dev.pinned._allocate_blocking
+            before = dev._core.pinned.counted_nbytes
+            dev._core.pinned._allocate_blocking, kept = refuse, dev._core.pinned._allocate_blocking
             op = dev.copy(y, x)
             error = await error_of(op)
             root = error.__cause__ if isinstance(error, sf.UpstreamFailed) else error
             assert "no page can be locked" in str(root) or "no page" in str(root.__cause__)
-            dev.pinned._allocate_blocking = kept
-            assert dev.pinned.counted_nbytes == before
+            dev._core.pinned._allocate_blocking = kept
+            assert dev._core.pinned.counted_nbytes == before
             await one.synchronize()
             await two.synchronize()
             await dev.copy(y, x)
@@ -435,12 +435,12 @@ def test_a_failure_that_nobody_saw_is_told_by_the_device_that_was_asked(run, ask
             def refuse(nbytes):
                 raise MemoryError("no page can be locked")
 
-            dev.pinned._allocate_blocking, kept = refuse, dev.pinned._allocate_blocking
+            dev._core.pinned._allocate_blocking, kept = refuse, dev._core.pinned._allocate_blocking
             dev.copy(y, x)
             with pytest.raises(ExceptionGroup):
                 await dev.synchronize()
             await other.synchronize()
-            dev.pinned._allocate_blocking = kept
+            dev._core.pinned._allocate_blocking = kept
 
     run(main)
 

@@ -76,7 +76,7 @@ def test_c44_a_fork_reads_results_and_frees_nothing(program: Program) -> None:
                 x, extra = dev.put(BIG), dev.zeros(1 << 20, np.uint8)
                 results = [await dev.get(x), await dev.get(x[:16])]
                 stream = dev.stream()
-                before = dev.memory.used_nbytes, dev.pinned.num_live
+                before = dev.memory.used_nbytes, dev._core.pinned.num_live
 
                 def look():
                     nonlocal extra, results, stream
@@ -90,7 +90,7 @@ def test_c44_a_fork_reads_results_and_frees_nothing(program: Program) -> None:
 
                 print(in_fork(look))
                 await dev.synchronize()
-                assert (dev.memory.used_nbytes, dev.pinned.num_live) == before
+                assert (dev.memory.used_nbytes, dev._core.pinned.num_live) == before
                 assert results[0].sum() == BIG.size
                 assert (await dev.get(x)).sum() == BIG.size
             kept = results

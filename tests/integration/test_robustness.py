@@ -14,7 +14,7 @@ from streamflow.backends.sim.device import SimDevice
 from streamflow.backends.sim.event import SimEvent
 from streamflow.backends.sim.stream import SimStream
 from streamflow.backends.sim.worlds import _worlds
-from streamflow.memory.pinned import PinnedPool
+from streamflow.memory.pinned import PinnedBlocks
 from streamflow.scheduler.loops import current_shell
 
 BIG = np.ones(1 << 18, np.float32)  # 1 MiB: staged
@@ -199,7 +199,7 @@ def test_an_op_whose_record_fails_loses_the_device_and_keeps_its_block(
             with pytest.raises(sf.DeviceLost):
                 await dev.synchronize()
         assert not has_world()
-        return dev.pinned.num_live
+        return dev._core.pinned.num_live
 
     assert run(main) == (what in ("get", "put", "refused"))
 
@@ -328,7 +328,7 @@ def test_concurrent_gets_never_exceed_the_pinned_budget(run, monkeypatch):
                 del results, ops
                 with anyio.fail_after(20):  # larger ones: what is cached makes room
                     assert (await dev.get(y) == 2).all()
-        assert dev.pinned.num_live == 0
+        assert dev._core.pinned.num_live == 0
 
     run(main)
     assert 0 < pinned.most <= 8 * ITEM
@@ -338,7 +338,7 @@ def test_concurrent_gets_never_exceed_the_pinned_budget(run, monkeypatch):
 def test_a_block_taken_from_the_cache_does_not_break_a_promise_of_budget(run, monkeypatch):
     """A reservation counts on unpinning cached blocks, which others take before a thread acts."""
     pinned, go_on = Pinned(monkeypatch), threading.Event()
-    acquire = PinnedPool.acquire_reserved_blocking
+    acquire = PinnedBlocks.acquire_reserved_blocking
 
     def acquire_late(pool, nbytes):
         go_on.wait(20)
@@ -349,7 +349,7 @@ def test_a_block_taken_from_the_cache_does_not_break_a_promise_of_budget(run, mo
             x, y = dev.full(ITEM, 1, np.uint8), dev.full(4 * ITEM, 2, np.uint8)
             results = await sf.gather(*[dev.get(x) for _ in range(8)])
             del results
-            monkeypatch.setattr(PinnedPool, "acquire_reserved_blocking", acquire_late)
+            monkeypatch.setattr(PinnedBlocks, "acquire_reserved_blocking", acquire_late)
             ops = [dev.get(y), *[dev.get(x) for _ in range(8)]]
             go_on.set()
             with anyio.fail_after(20):

@@ -140,7 +140,7 @@ def test_closing_with_stalled_work_ends_its_awaiters_and_writes_nothing_later(ru
         gate.release()
         await turns()
         assert not any(out.any() for out in outs)
-        assert dev.pinned.num_live == 1  # of the copy in flight: the device may write it yet
+        assert dev._core.pinned.num_live == 1  # of the copy in flight: the device may write it yet
         assert not has_world()
         await assert_next_device_works()
 

@@ -391,6 +391,7 @@ class CudaBackend(PoolVerbs):
             max_shared_memory_per_block_nbytes=found.max_shared_memory_per_block_optin,
             num_copy_engines=found.async_engine_count,
             priority_range=(int(least), int(greatest)),
+            numa_node=node if (node := int(found.host_numa_id)) >= 0 else None,
         )
 
 
