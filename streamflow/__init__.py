@@ -29,6 +29,7 @@ from streamflow.runtime.collect import as_completed, gather
 from streamflow.runtime.foreign import CallStream
 from streamflow.runtime.kernel import Kernel, kernel
 from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.pinning import Pin
 from streamflow.runtime.report import Report, Unfinished
 from streamflow.runtime.scope import Scope
 from streamflow.runtime.shortage import MemoryReport
@@ -63,6 +64,7 @@ __all__ = [
     "OpState",
     "OutOfDeviceMemory",
     "Overlap",
+    "Pin",
     "PlacementRequest",
     "PoolInfo",
     "RaceDetected",
