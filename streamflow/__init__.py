@@ -29,6 +29,7 @@ from streamflow.runtime.collect import as_completed, gather
 from streamflow.runtime.foreign import CallStream
 from streamflow.runtime.kernel import Kernel, kernel
 from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.pinned import Lease, PinnedPool, PinnedStats
 from streamflow.runtime.pinning import Pin
 from streamflow.runtime.report import Report, Unfinished
 from streamflow.runtime.scope import Scope
@@ -58,6 +59,7 @@ __all__ = [
     "Lane",
     "LaneLoad",
     "LaunchFailed",
+    "Lease",
     "MemoryReport",
     "Op",
     "OpCancelled",
@@ -65,6 +67,8 @@ __all__ = [
     "OutOfDeviceMemory",
     "Overlap",
     "Pin",
+    "PinnedPool",
+    "PinnedStats",
     "PlacementRequest",
     "PoolInfo",
     "RaceDetected",

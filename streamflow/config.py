@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 __all__ = ["Settings", "SimOptions"]
 
 _MIB = 1 << 20
+_MIN_CHUNK_NBYTES = 64 << 10
 _DEVIATION = r"(?:(?:\d+\.)?\d+\.\d+(?:=\d+)?|\d*@\d+=\d+)"
 _SCHEDULE = re.compile(
     rf"|plain|(?:random|priority-inverting|starved):\d+|{_DEVIATION}(?:,{_DEVIATION})*", re.ASCII
@@ -22,6 +23,14 @@ def _default_pinned_budget_nbytes() -> int:
     except (AttributeError, OSError, ValueError):  # no sysconf on this platform
         ram_nbytes = 8 << 30
     return min(4 << 30, ram_nbytes // 8)
+
+
+def _num_cores() -> int:
+    """Those that this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not on this platform
+        return os.cpu_count() or 1
 
 
 def _as_bool(text: str) -> bool:
@@ -58,6 +67,10 @@ class Settings:
         Pinned bytes for results of ``get``, live and cached together.
     close_timeout_s : float
         Bound of the drain when a device is left, or a scope by cancellation (rule R8).
+    debug : bool
+        Look for sources of copies that change before they may (``array.staged``), by checksums
+        of samples: the copy fails with ``RaceDetected``. The simulator's race checker looks
+        without it.
     serial : bool
         Wait for each op before the next is submitted, so that a fault names its op
         (rule R9). For debugging: every submission blocks.
@@ -72,10 +85,11 @@ class Settings:
     spin_us: float = 400.0
     staging_in_nbytes: int = 8 * _MIB
     staging_out_nbytes: int = 4 * _MIB
-    staging_threads: int = field(default_factory=lambda: min(8, os.cpu_count() or 1))
+    staging_threads: int = field(default_factory=lambda: min(8, _num_cores()))
     host_workers: int = 4
     pinned_budget_nbytes: int = field(default_factory=_default_pinned_budget_nbytes)
     close_timeout_s: float = 30.0
+    debug: bool = False
     serial: bool = False
     sim: SimOptions = field(default_factory=lambda: SimOptions())
 
@@ -89,9 +103,20 @@ class Settings:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
-        for name in ("staging_in_nbytes", "staging_out_nbytes"):
-            if getattr(self, name) < 65536:
-                raise ValueError(f"{name} must be at least 65536, found {getattr(self, name)}")
+        for name in ("staging_in_nbytes", "staging_out_nbytes", "pinned_budget_nbytes"):
+            found = getattr(self, name)
+            if isinstance(found, bool) or not isinstance(found, int):
+                raise TypeError(f"{name} takes bytes as an int, found {found!r}")
+            if name != "pinned_budget_nbytes" and found < _MIN_CHUNK_NBYTES:
+                raise ValueError(f"{name} must be at least {_MIN_CHUNK_NBYTES}, found {found}")
+        if self.pinned_budget_nbytes and self.pinned_budget_nbytes < _MIN_CHUNK_NBYTES:
+            raise ValueError(
+                f"pinned_budget_nbytes must hold one chunk of {_MIN_CHUNK_NBYTES} bytes, or be 0 "
+                f"for none, found {self.pinned_budget_nbytes}"
+            )
+        for name in ("spin_us", "close_timeout_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} cannot be {getattr(self, name)}")
         if not isinstance(self.sim, SimOptions):
             raise TypeError(f"sim takes SimOptions, found {self.sim!r}")
 

@@ -147,6 +147,7 @@ class Device(Submit):
     def _build(self, core: Core) -> None:
         core.memory.set_default(self._resource)
         self._pool: MemoryPool | None = None
+        self._pinned = PinnedPool(core)
         if self._placement is not None:
             core.placement = Placement(core.compute, self._placement)
         self._transfers = Transfers(core)
@@ -326,7 +327,8 @@ class Device(Submit):
     @property
     def pinned(self) -> PinnedPool:
         """The pool of page-locked host memory: leases, ``trim``, ``stats``."""
-        return self._here.leases
+        self._here  # noqa: B018
+        return self._pinned
 
     def pin(self, array: Any) -> Pin:
         """Page-lock the program's own memory, so that copies from and to it need no staging.

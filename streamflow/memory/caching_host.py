@@ -53,6 +53,10 @@ class CachingHostAllocator:
     A request looks into its own bin only, and takes the block that has been there longest of those
     whose streams have passed their free. Any stream of any device may be named. Every method may
     be called from any thread; pinning blocks its caller (0.7 ms for 1 MiB on an H200).
+
+    A block counts as large as its bin, but what is pinned is what it was asked for, raised by a
+    quarter or 511 bytes at most. One that is reused for a larger request is pinned anew, up to
+    twelve times in a bin that is 8 times the one below; then it has grown as large as that.
     """
 
     INVALID_BIN: ClassVar[int] = INVALID_BIN
@@ -219,7 +223,7 @@ class CachingHostAllocator:
             taken.append(cell)
 
         self._cache.enter(space)
-        is_reused = self._cache.take(space, order, size, prepare)
+        is_reused = self._cache.take(space, order, size, checked, prepare)
         (cell,) = taken
         block = HostBlock(self, cell, space.index, stream)
         if self._debug:
@@ -347,12 +351,21 @@ class CachingHostAllocator:
 
     @property
     def asked_bytes(self) -> int:
-        """What the live blocks were asked for: the rest of ``cached_bytes.live`` is waste."""
+        """What the live blocks were asked for: the rest of ``pinned_bytes.live`` is waste."""
         return sum(cell.num_asked for cell in self._cache.live())
 
     @property
+    def pinned_bytes(self) -> HostBytes:
+        """What is pinned of ``cached_bytes``: a block, for the most it was ever asked for."""
+        cache = self._cache
+        free, live = (
+            sum(cell.pinned_nbytes for cell in cells) for cells in (cache.cached(), cache.live())
+        )
+        return HostBytes(free, live)
+
+    @property
     def pending_bytes(self) -> int:
-        """Bytes that left the cache, or never entered it, and wait for their uses to end."""
+        """Pinned bytes that left the cache, or never entered it, and wait for their uses to end."""
         return self._cache.pending_nbytes
 
     @property

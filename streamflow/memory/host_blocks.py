@@ -26,7 +26,7 @@ _generations = count(1)
 
 @dataclass(frozen=True, slots=True)
 class HostBytes:
-    """Bytes of an allocator's blocks, by their bins' sizes.
+    """Bytes of an allocator's blocks.
 
     Attributes
     ----------
@@ -159,6 +159,9 @@ class Cell:
     Attributes
     ----------
     address, nbytes, bin : int
+        ``nbytes`` is its bin's size.
+    pinned_nbytes : int
+        How many of them are there.
     backend : Backend
         Which pinned it, and unpins it, also after it was closed.
     num_asked : int
@@ -184,6 +187,7 @@ class Cell:
         "key",
         "nbytes",
         "num_asked",
+        "pinned_nbytes",
         "points",
         "space",
         "stream",
@@ -192,10 +196,17 @@ class Cell:
     )
 
     def __init__(
-        self, address: int, nbytes: int, order: int, space: Space, backend: Backend
+        self,
+        address: int,
+        nbytes: int,
+        pinned_nbytes: int,
+        order: int,
+        space: Space,
+        backend: Backend,
     ) -> None:
         self.address = address
         self.nbytes = nbytes
+        self.pinned_nbytes = pinned_nbytes
         self.bin = order
         self.space = space
         self.backend = backend
@@ -237,7 +248,9 @@ class HostBlock:
     nbytes : int
         What was asked for.
     capacity_nbytes : int
-        The size of its bin.
+        What is pinned for it: at most a quarter more, unless it was asked for more before.
+    bin_nbytes : int
+        The size of its bin, as which it is counted.
     bin : int
     device : int
         The ordinal of the device that it was handed out for.
@@ -256,6 +269,7 @@ class HostBlock:
         "_made_at",
         "address",
         "bin",
+        "bin_nbytes",
         "capacity_nbytes",
         "device",
         "generation",
@@ -270,7 +284,8 @@ class HostBlock:
         self._cell = cell
         self.address = 0 if cell is None else cell.address
         self.nbytes = 0 if cell is None else cell.num_asked
-        self.capacity_nbytes = 0 if cell is None else cell.nbytes
+        self.capacity_nbytes = 0 if cell is None else cell.pinned_nbytes
+        self.bin_nbytes = 0 if cell is None else cell.nbytes
         self.bin = allocator.INVALID_BIN if cell is None else cell.bin
         self.device = device
         self.stream = stream

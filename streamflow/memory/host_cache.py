@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from time import monotonic
 from types import TracebackType
 from typing import Any
 
 from streamflow.backends.base import Backend
 from streamflow.errors import Closed, DeviceLost, OutOfDeviceMemory
 from streamflow.memory.host_blocks import Cell, DrainPoint, UsePoint, reraise
+from streamflow.memory.sizes import quarter_class
 from streamflow.memory.space import Place, Space
 from streamflow.scheduler.guards import guard
 from streamflow.scheduler.reaper import post_orphan
@@ -19,6 +21,7 @@ from streamflow.scheduler.reaper import post_orphan
 __all__ = ["INVALID_BIN", "HostCache", "Presence"]
 
 INVALID_BIN = 2**32 - 1
+_PATIENCE_S = 0.1
 
 
 class _Lock:
@@ -119,7 +122,8 @@ class HostCache:
         self._is_telling = is_telling
         self._lock = _Lock()
         self._live: dict[int, Cell] = {}  # by address
-        self._cached: dict[int, Cell] = {}  # by turn: the least recently used first
+        # By turn: the least recently used first. A dict would be searched for its first.
+        self._cached: OrderedDict[int, Cell] = OrderedDict()
         self._bins: dict[int, _Lines] = {}
         self._pending: dict[int, Cell] = {}  # by address: out of the cache, not unpinned yet
         self._pending_lines = _Lines()
@@ -172,25 +176,38 @@ class HostCache:
                 presence = self._presences.setdefault(space, Presence(self, space))
                 space.tenants[id(presence)] = presence
 
-    def take(self, space: Space, order: int, nbytes: int, prepare: Callable[[Cell], None]) -> bool:
-        """Make a cell live, of the cache or new; whether it was of the cache.
+    def take(
+        self, space: Space, order: int, nbytes: int, num_asked: int, prepare: Callable[[Cell], None]
+    ) -> bool:
+        """Make a cell of ``nbytes`` live, of the cache or new; whether it was of the cache.
 
         ``prepare(cell)`` is called in the moment it becomes the caller's. May block.
         """
         self.collect()
-        if order != INVALID_BIN and self._take_cached(space, order, prepare):
-            return True
+        found = (
+            None if order == INVALID_BIN else self._take_cached(space, order, num_asked, prepare)
+        )
+        if found is not None:
+            if found.pinned_nbytes >= num_asked:
+                return True
+            self.tell(f"{found.pinned_nbytes} bytes at {found.address:#x} are too few of {nbytes}")
+            self.reclaim()
         backend = space.backend
-        address = self._pin_blocking(backend, nbytes)
-        cell = Cell(address, nbytes, order, space, backend)
+        pinned_nbytes = nbytes if order == INVALID_BIN else min(nbytes, quarter_class(num_asked))
+        address = self._pin_blocking(backend, pinned_nbytes)
+        cell = Cell(address, nbytes, pinned_nbytes, order, space, backend)
         with self._lock:
             prepare(cell)
             self._live[address] = cell
             self.live_nbytes += nbytes
-            self.num_misses += 1
-        return False
+            self.num_misses += found is None
+            self.num_hits += found is not None
+        return found is not None
 
-    def _take_cached(self, space: Space, order: int, prepare: Callable[[Cell], None]) -> bool:
+    def _take_cached(
+        self, space: Space, order: int, num_asked: int, prepare: Callable[[Cell], None]
+    ) -> Cell | None:
+        """The one that serves the request; where too little of it is pinned, not live."""
         busy: set[frozenset[int]] = set()
         while True:
             with self._lock:
@@ -207,13 +224,16 @@ class HostCache:
                         break  # another thread was faster, and may have freed it since
                     self._uncache(cell)
                     cell.points, cell.key, cell.space = (), frozenset(), space
+                    if cell.pinned_nbytes < num_asked:
+                        self._set_aside(cell)
+                        return cell
                     prepare(cell)
                     self._live[cell.address] = cell
                     self.live_nbytes += cell.nbytes
                     self.num_hits += 1
-                return True
+                return cell
             else:
-                return False
+                return None
 
     def _pin_blocking(self, backend: Backend, nbytes: int) -> int:
         doing = f"pinning {nbytes} bytes"
@@ -224,9 +244,11 @@ class HostCache:
                 reraise(backend, error, doing)
         self.tell(f"no memory for {nbytes} bytes: freeing the cache, then trying again")
         self.free_all_cached()
+        # Behind a kernel, unpinning takes as long as that runs, and the caller may be a loop.
+        end_s = monotonic() + _PATIENCE_S
         for space in tuple(self._presences):
             if space.is_open:
-                space.wait_released_blocking()
+                space.wait_released_blocking(max(0.0, end_s - monotonic()))
         try:
             return backend.allocate_pinned_blocking(nbytes)
         except Exception as error:
@@ -317,7 +339,7 @@ class HostCache:
                     if is_mine:
                         del self._pending[cell.address]
                         self._pending_lines.remove(cell)
-                        self.pending_nbytes -= cell.nbytes
+                        self.pending_nbytes -= cell.pinned_nbytes
                 if is_mine:
                     yield cell
 
@@ -330,7 +352,7 @@ class HostCache:
                 if not isinstance(cell.backend.translate(error, "unpinning"), DeviceLost):
                     errors.append(error)
             else:
-                self.tell(f"freed {cell.nbytes} bytes at {cell.address:#x}")
+                self.tell(f"freed {cell.pinned_nbytes} bytes at {cell.address:#x}")
         if errors:
             raise errors[0]
 
@@ -384,7 +406,7 @@ class HostCache:
     def _set_aside(self, cell: Cell) -> None:
         self._pending[cell.address] = cell
         self._pending_lines.add(cell)
-        self.pending_nbytes += cell.nbytes
+        self.pending_nbytes += cell.pinned_nbytes
 
     # -- for the devices -----------------------------------------------------------------------
 

@@ -2,42 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import numpy as np
 
-__all__ = ["pieces"]
+__all__ = ["Pieces", "overlaps_itself"]
 
 Array = np.ndarray[Any, Any]
 
+_NUM_LOOKED_AT_MAX = 1 << 16
+_PAGE_NBYTES = 4096
 
-def pieces(array: Array, max_nbytes: int) -> Iterator[tuple[int, Array]]:
-    """Yield ``(offset in bytes, view)`` that cover ``array`` in C order.
 
-    Every view has at most ``max_nbytes`` bytes (one element at least) and keeps the
-    array's own strides, so no piece is copied here: strided, reversed and broadcast
-    arrays are cut along their leading axes.
+class Pieces:
+    """Views that cover an array in C order, by number: nobody has to walk through them.
+
+    Every view keeps the array's own strides, so no piece is copied here: strided, reversed
+    and broadcast arrays are cut along their leading axes. The pieces of one axis are of nearly
+    one size. Structured items are taken as they lie in memory, padding and all.
+
+    Parameters
+    ----------
+    array : ndarray
+        Of plain bytes.
+    max_nbytes : int
+        The bytes of a piece, at most.
     """
-    if array.flags.c_contiguous:
-        flat = array.reshape(-1)
-        step = max(1, max_nbytes // max(1, array.itemsize))
-        for start in range(0, flat.size, step):
-            yield start * array.itemsize, flat[start : start + step]
-    else:
-        yield from _cut(array, 0, max_nbytes)
+
+    __slots__ = ("_array", "_num_per_row", "_outer", "_row_nbytes", "_step", "_step_nbytes", "num")
+
+    def __init__(self, array: Array, max_nbytes: int) -> None:
+        if array.flags.c_contiguous:
+            # An item may be larger than a chunk: bytes can be cut anywhere.
+            array = array.reshape(-1).view(np.uint8)
+        elif array.itemsize > max_nbytes:
+            array = array[..., np.newaxis].view(np.uint8)
+        elif array.dtype.fields is not None:
+            array = array.view((np.void, array.itemsize))
+        self._array = array
+        if not array.nbytes:
+            self.num = 0
+            return
+        row_nbytes, axis = array.nbytes, 0  # of what is at one index of the axes before `axis`
+        while axis < array.ndim - 1 and row_nbytes // array.shape[axis] > max_nbytes:
+            row_nbytes //= array.shape[axis]
+            axis += 1
+        length = array.shape[axis]
+        item_nbytes = row_nbytes // length
+        self._outer = array.shape[:axis]
+        self._row_nbytes = row_nbytes
+        longest = max(1, max_nbytes // item_nbytes)
+        step = -(-length // -(-length // longest))
+        if item_nbytes == 1:  # copies of whole pages
+            step = min(longest, step + -step % _PAGE_NBYTES)
+        self._step = step
+        self._step_nbytes = step * item_nbytes
+        self._num_per_row = -(-length // step)
+        self.num = prod(self._outer) * self._num_per_row
+
+    def __getitem__(self, number: int) -> tuple[int, Array]:
+        """``(offset in bytes, view)`` of one piece."""
+        row, part = divmod(number, self._num_per_row)
+        start = part * self._step
+        view = self._array
+        if self._outer:
+            view = view[np.unravel_index(row, self._outer)]
+        offset = row * self._row_nbytes + part * self._step_nbytes
+        return offset, view[start : start + self._step]
 
 
-def _cut(array: Array, offset: int, max_nbytes: int) -> Iterator[tuple[int, Array]]:
-    if array.nbytes <= max_nbytes or array.ndim == 0:
-        if array.size:
-            yield offset, array
-        return
-    row_nbytes = array.nbytes // array.shape[0]
-    rows = max_nbytes // row_nbytes
-    if rows or array.ndim == 1:
-        for start in range(0, array.shape[0], max(1, rows)):
-            yield offset + start * row_nbytes, array[start : start + max(1, rows)]
+def overlaps_itself(array: Array) -> bool:
+    """Whether two elements of ``array`` share bytes, so that it can't take what is copied there.
+
+    Exact for whatever slicing and transposing make of an array. Of axes that interleave, as only
+    made-up strides do, large arrays count as overlapping.
+    """
+    if array.size < 2 or array.flags.c_contiguous:
+        return False
+    axes = sorted(
+        (abs(stride), num)
+        for num, stride in zip(array.shape, array.strides, strict=True)
+        if num > 1
+    )
+    reach = array.itemsize
+    for stride, num in axes:
+        if stride < reach:
+            break
+        reach += stride * (num - 1)
     else:
-        for row in range(array.shape[0]):
-            yield from _cut(array[row], offset + row * row_nbytes, max_nbytes)
+        return False
+    if axes[0][0] == 0 or array.size > _NUM_LOOKED_AT_MAX:
+        return True
+    starts = np.zeros(1, np.intp)
+    for stride, num in axes:
+        starts = np.add.outer(starts, stride * np.arange(num)).reshape(-1)
+    starts.sort()
+    return bool((np.diff(starts) < array.itemsize).any())

@@ -107,6 +107,6 @@ def find(array: np.ndarray[Any, Any]) -> Usable | None:
 def _is_revoked(array: np.ndarray[Any, Any]) -> bool:
     """Whether it was made from a lease that was released; the memory may be another's now."""
     base: Any = array.base
-    while isinstance(base, np.ndarray):
-        base = base.base
+    while isinstance(base, (np.ndarray, memoryview)):
+        base = base.obj if isinstance(base, memoryview) else base.base
     return getattr(base, "is_revoked", False) is True

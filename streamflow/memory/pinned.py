@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from streamflow.memory.numa import near
 from streamflow.memory.page_locked import add_range, remove_range
@@ -61,7 +63,9 @@ class PinnedBlocks:
         self._free_blocking = free_blocking
         self.budget_nbytes = budget_nbytes
         self.numa_node = numa_node
-        self._lock = threading.RLock()  # re-entrant: a collection inside may release a loan
+        self._lock = threading.RLock()
+        self._is_busy = False  # within the lock: a collection there may release a loan
+        self._returned: deque[PinnedBlock] = deque()  # by such
         self._free: dict[int, list[PinnedBlock]] = {}  # by class; the last used comes last
         self._sizes: list[int] = []  # those above the classes that have a cached block
         self._to_unpin: list[PinnedBlock | Slab] = []  # counted no more
@@ -85,44 +89,63 @@ class PinnedBlocks:
 
         While somebody waits, only who ``is_waiter`` gets a large one.
         """
-        size = class_nbytes(nbytes)
-        with self._lock:
-            if self.on_release is not None and not is_waiter and size > SMALL_NBYTES:
-                return None
-            blocks = self._free.get(size)
-            if blocks:
+        with self._lock:  # not `_section`: this is the hot path of leases (P8)
+            self._is_busy = True
+            try:
+                if self.on_release is not None and not is_waiter and nbytes > SMALL_NBYTES:
+                    return None
+                blocks = self._free.get(nbytes) or self._blocks_for(nbytes)
+                if not blocks:
+                    return None
                 block = blocks.pop()
-            elif size <= SMALL_NBYTES:
-                if not self._cut_page(size):
-                    return None
-                block = self._free[size].pop()
-            else:
-                found = self._similar(nbytes, size)
-                if found is None:
-                    return None
-                block = found
-            return self._lend(block)
+                self.num_live += 1
+                self.num_acquired += 1
+                slab = block._slab
+                if slab is not None:
+                    slab.num_live += 1
+                else:
+                    self.cached_nbytes -= block.nbytes
+                    if not blocks and block.nbytes > _CLASSES_UP_TO_NBYTES:
+                        self._forget_size(block.nbytes)
+                return block
+            finally:
+                self._is_busy = False
+                if self._returned:
+                    self._take_returned()
 
-    def _similar(self, nbytes: int, size: int) -> PinnedBlock | None:
-        """A cached block above the classes that wastes little."""
+    @contextmanager
+    def _section(self) -> Iterator[None]:
+        """Within it nobody else changes the books, finalisers neither."""
+        with self._lock:
+            self._is_busy = True
+            try:
+                yield
+            finally:
+                self._is_busy = False
+                self._take_returned()
+
+    def _take_returned(self) -> None:
+        while self._returned:
+            self._give_back(self._returned.popleft())
+
+    def _blocks_for(self, nbytes: int) -> list[PinnedBlock] | None:
+        """Where a block for a request comes from, which is no class's own size as a rule."""
+        size = class_nbytes(nbytes)
+        blocks = self._free.get(size)
+        if blocks:
+            return blocks
+        if size > SMALL_NBYTES:
+            return self._similar(nbytes, size)
+        return self._free[size] if self._cut_page(size) else None
+
+    def _similar(self, nbytes: int, size: int) -> list[PinnedBlock] | None:
+        """Cached blocks above the classes that waste little."""
         if size <= _CLASSES_UP_TO_NBYTES:
             return None
         at = bisect_left(self._sizes, size)
         if at == len(self._sizes) or (self._sizes[at] - nbytes) * _WASTE > nbytes:
             return None
-        return self._free[self._sizes[at]].pop()
-
-    def _lend(self, block: PinnedBlock) -> PinnedBlock:
-        self.num_live += 1
-        self.num_acquired += 1
-        slab = block._slab
-        if slab is not None:
-            slab.num_live += 1
-        else:
-            self.cached_nbytes -= block.nbytes
-            if block.nbytes > _CLASSES_UP_TO_NBYTES and not self._free[block.nbytes]:
-                self._forget_size(block.nbytes)
-        return block
+        return self._free[self._sizes[at]]
 
     def _cut_page(self, size: int) -> bool:
         for slab in self._slabs:
@@ -145,7 +168,7 @@ class PinnedBlocks:
         used up by :meth:`acquire_reserved_blocking`.
         """
         size = _growth_nbytes(nbytes)
-        with self._lock:
+        with self._section():
             if self.on_release is not None and not is_waiter:
                 return False
             idle = sum(slab.nbytes for slab in self._idle_slabs())
@@ -157,7 +180,7 @@ class PinnedBlocks:
 
     def unreserve(self, nbytes: int) -> None:
         """Give a reservation back."""
-        with self._lock:
+        with self._section():
             self.counted_nbytes -= _growth_nbytes(nbytes)
             if self.on_release is not None:
                 self.on_release()
@@ -179,7 +202,7 @@ class PinnedBlocks:
             raise
         block = PinnedBlock(self, address, size, None)
         add_range(address, size, block)
-        with self._lock:
+        with self._section():
             self.num_live += 1
             self.num_acquired += 1
         return block
@@ -194,14 +217,14 @@ class PinnedBlocks:
             block = self.try_acquire(nbytes)
             if block is not None:
                 return block
-            with self._lock:
+            with self._section():
                 self.counted_nbytes += _SLAB_NBYTES
             self._add_slab_blocking(_SLAB_NBYTES, is_counted=True)
 
     def _add_slab_blocking(self, nbytes: int, *, is_counted: bool) -> None:
         slab = Slab(self._pin_blocking(nbytes), nbytes, is_counted)
         add_range(slab.address, nbytes, slab)
-        with self._lock:
+        with self._section():
             self._slabs.append(slab)
 
     def _pin_blocking(self, nbytes: int) -> int:
@@ -210,7 +233,7 @@ class PinnedBlocks:
             try:
                 return self._allocate_blocking(nbytes)
             except Exception:
-                with self._lock:
+                with self._section():
                     has_more = self._evict(-self.cached_nbytes)
                 if not has_more:
                     raise
@@ -223,23 +246,18 @@ class PinnedBlocks:
         if self._is_off:  # before the lock, which nobody may be there to release
             return
         with self._lock:
-            self.num_live -= 1
-            self._holders.pop(block.address, None)
-            block.is_leased = block._is_open = False
-            block._region = None
+            if self._is_busy:
+                self._returned.append(block)
+                return
+            self._is_busy = True
+            try:
+                self._book_return(block)
+            finally:
+                self._is_busy = False
+                if self._returned:
+                    self._take_returned()
             slab = block._slab
-            if slab is not None:
-                slab.num_live -= 1
             if not self._is_closed:
-                blocks = self._free.get(block.nbytes)
-                if blocks is None:
-                    blocks = self._free[block.nbytes] = []
-                if slab is None:
-                    self.cached_nbytes += block.nbytes
-                    if not blocks and block.nbytes > _CLASSES_UP_TO_NBYTES:
-                        insort(self._sizes, block.nbytes)
-                self._num_releases = block._last_used = self._num_releases + 1
-                blocks.append(block)
                 if self.on_release is not None:
                     self.on_release()
                 return
@@ -247,12 +265,32 @@ class PinnedBlocks:
         if is_last:  # the device is gone, and this may be a finaliser: for a later one (R12)
             self._leave(block if slab is None else slab)
 
+    def _book_return(self, block: PinnedBlock) -> None:
+        self.num_live -= 1
+        self._holders.pop(block.address, None)
+        block.is_leased = block._is_open = False
+        block._region = None
+        slab = block._slab
+        if slab is not None:
+            slab.num_live -= 1
+        if self._is_closed:
+            return
+        blocks = self._free.get(block.nbytes)
+        if blocks is None:
+            blocks = self._free[block.nbytes] = []
+        if slab is None:
+            self.cached_nbytes += block.nbytes
+            if not blocks and block.nbytes > _CLASSES_UP_TO_NBYTES:
+                insort(self._sizes, block.nbytes)
+        self._num_releases = block._last_used = self._num_releases + 1
+        blocks.append(block)
+
     def trim(self, keep_nbytes: int = 0) -> int:
         """Take cached memory above ``keep_nbytes`` out, longest unused first; how much it is.
 
         :meth:`unpin_blocking` gives it back to the host.
         """
-        with self._lock:
+        with self._section():
             idle = sum(slab.nbytes for slab in self._idle_slabs())
             return self._evict(keep_nbytes - self.cached_nbytes - idle)
 
@@ -312,17 +350,20 @@ class PinnedBlocks:
         self._free_blocking(address)
 
     def _leave(self, memory: PinnedBlock | Slab) -> None:
-        """Unpin it once no view of it lives, by a later device (rule R12)."""
+        """Have it unpinned once no view of it lives: next time, or by a later device (R12)."""
         for view in views_of(memory):
             # Look again when it is gone: there may be more.
             weakref.finalize(view, self._leave, memory).atexit = False
             return
-        address = memory.address
-        post_orphan(lambda: self._unpin(address))
+        if self._is_closed:
+            address = memory.address
+            post_orphan(lambda: self._unpin(address))
+        else:
+            self._to_unpin.append(memory)
 
     def close_blocking(self) -> None:
         """Unpin what is cached. Blocks still on loan are unpinned after they come back."""
-        with self._lock:
+        with self._section():
             self._is_closed = True
             self._to_unpin += [
                 block for blocks in self._free.values() for block in blocks if not block._slab
@@ -338,7 +379,7 @@ class PinnedBlocks:
 
     def holders(self) -> list[object]:
         """Who holds each live block, as given to :meth:`PinnedBlock.as_result`; else None."""
-        with self._lock:
+        with self._section():
             known = list(self._holders.values())
             return known + [None] * (self.num_live - len(known))
 

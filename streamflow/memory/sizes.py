@@ -7,10 +7,11 @@ from operator import index
 from streamflow.errors import OutOfDeviceMemory
 from streamflow.scheduler.budget import parse_nbytes
 
-__all__ = ["ALIGNMENT", "checked_alignment", "checked_nbytes", "checked_size"]
+__all__ = ["ALIGNMENT", "checked_alignment", "checked_nbytes", "checked_size", "quarter_class"]
 
 ALIGNMENT = 256
 _MAX_NBYTES = 2**63 - 1
+_GRAIN_NBYTES = 512
 
 
 def checked_size(value: int | str, name: str, *, largest: int = 2**63 - 1) -> int:
@@ -81,3 +82,9 @@ def checked_alignment(alignment: int) -> int:
     if checked < 1 or checked & (checked - 1):
         raise ValueError(f"an alignment is a power of two, found {checked}")
     return checked
+
+
+def quarter_class(nbytes: int) -> int:
+    """``nbytes`` raised to the next of four steps per doubling, by a quarter or 511 at most."""
+    step = max(_GRAIN_NBYTES, 1 << max(nbytes - 1, 1).bit_length() - 1 >> 2)
+    return -(-nbytes // step) * step

@@ -20,13 +20,16 @@ import numpy as np
 
 from streamflow.backends.base import Backend, Doing
 from streamflow.errors import OpCancelled
-from streamflow.memory.layout import pieces
+from streamflow.memory.layout import Pieces
 from streamflow.scheduler.fair import FairQueue
 from streamflow.scheduler.workers import Workers
 
 __all__ = ["Staging", "StagingJob"]
 
 Array = np.ndarray[Any, Any]
+
+_MIN_PIECE_NBYTES = 512 << 10
+"""Handing a piece to one more thread takes about as long as copying this much."""
 
 
 class _Chunk:
@@ -96,6 +99,7 @@ class StagingJob:
     starts: list[Any] = field(default_factory=list)
     ends: list[Any] = field(default_factory=list)
     num_running: int = 0
+    pieces: Pieces = field(init=False)
 
 
 class Staging:
@@ -122,8 +126,17 @@ class Staging:
     def start(self, job: StagingJob) -> None:
         """Begin ``job`` now, or when a channel is free; first come first served for each key."""
         job.is_started = True
+        job.pieces = Pieces(job.array, self._piece_nbytes(job))
         self._waiting[job.is_in].push(job.key, job)
         self._start_waiting(job.is_in)
+
+    def _piece_nbytes(self, job: StagingJob) -> int:
+        """A chunk, or less where the threads would not all have two pieces to work on.
+
+        With two, a thread fills the second while the first is on the link.
+        """
+        share = -(-job.array.nbytes // (2 * self._num))
+        return min(self._nbytes[job.is_in], max(_MIN_PIECE_NBYTES, share))
 
     def stop(self, job: StagingJob) -> None:
         """Have ``job`` end after the chunk it is at, or at once if none has begun (rule R8)."""
@@ -153,11 +166,10 @@ class Staging:
 
     def _start_waiting(self, is_in: bool) -> None:
         waiting, idle = self._waiting[is_in], self._idle[is_in]
-        nbytes = self._nbytes[is_in]
         while waiting and idle:
             job = waiting.pop()
             self._active.add(job)
-            wanted = max(1, min(-(-job.array.nbytes // nbytes), self._num, len(idle)))
+            wanted = max(1, min(job.pieces.num, len(idle)))
             channels, idle[:] = idle[:wanted], idle[wanted:]
             job.num_running = len(channels)
             for first, channel in enumerate(channels):
@@ -197,14 +209,11 @@ class Staging:
         self._workers.submit(job.seq, task, done)
 
     def _fill(self, job: StagingJob, channel: _Channel, first: int, step: int) -> None:
-        used = 0
-        for index, (offset, piece) in enumerate(pieces(job.array, self._nbytes[True])):
-            if index % step != first:
-                continue
+        for used, number in enumerate(range(first, job.pieces.num, step)):
             if job.is_stopped:
                 raise OpCancelled("staging was stopped: its scope or device ended")
+            offset, piece = job.pieces[number]
             chunk = channel.chunk(used)
-            used += 1
             np.copyto(chunk.like(piece), piece)
             self._backend.copy_h2d(
                 job.address + offset, chunk.address, piece.nbytes, channel.stream
@@ -212,17 +221,14 @@ class Staging:
             self._record(chunk, channel)
 
     def _drain(self, job: StagingJob, channel: _Channel, first: int, step: int) -> None:
-        used = 0
         pending: deque[tuple[_Chunk, Array]] = deque()
-        for index, (offset, piece) in enumerate(pieces(job.array, self._nbytes[False])):
-            if index % step != first:
-                continue
+        for used, number in enumerate(range(first, job.pieces.num, step)):
             if job.is_stopped:
                 raise OpCancelled("staging was stopped: its scope or device ended")
             if len(pending) == 2:
                 self._copy_out(*pending.popleft())
+            offset, piece = job.pieces[number]
             chunk = channel.chunk(used)
-            used += 1
             self._backend.copy_d2h(
                 chunk.address, job.address + offset, piece.nbytes, channel.stream
             )

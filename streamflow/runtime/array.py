@@ -355,11 +355,24 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
         return known
     checked: np.dtype[Any] = np.dtype(dtype)
     if checked.hasobject or checked.itemsize == 0 or checked.kind in "MmSUT" or checked.subdtype:
-        raise TypeError(
-            f"dtype {checked} cannot be moved to a device: use a boolean, integer, floating, "
-            "complex or structured type of fixed size"
-        )
+        raise TypeError(f"dtype {checked} cannot be moved to a device: {_remedy(checked)}")
     return checked
+
+
+def _remedy(dtype: np.dtype[Any]) -> str:
+    if dtype.kind in "Mm":
+        return "its integers can be: pass array.view(np.int64)"
+    if dtype.kind == "S" and dtype.itemsize:
+        return "its bytes can be: pass array.view(np.uint8)"
+    if dtype.kind in "UT":
+        return "encode it as bytes, with np.strings.encode, and pass .view(np.uint8) of that"
+    plain = "a boolean, integer, floating, complex or structured type of fixed size"
+    if dtype.hasobject:
+        return (
+            "it holds references to Python objects, which mean nothing there; "
+            f"convert it with array.astype to {plain}"
+        )
+    return f"use {plain}"
 
 
 # What users write most; np.dtype() of these costs more than the rest of a check.

@@ -33,10 +33,10 @@ from streamflow.runtime.failures import Failures, add_note
 from streamflow.runtime.futures import Futures
 from streamflow.runtime.host import HostTasks
 from streamflow.runtime.instrument import Instrument
+from streamflow.runtime.lease_queue import LeaseQueue
 from streamflow.runtime.op import SCOPE, Op, OpState, added
 from streamflow.runtime.parked import PickLine
 from streamflow.runtime.parking import Parking
-from streamflow.runtime.pinned import PinnedPool
 from streamflow.runtime.pinning import Pins
 from streamflow.runtime.poller import Poller
 from streamflow.runtime.report import Report
@@ -118,7 +118,7 @@ class Core:
             budget_nbytes=settings.pinned_budget_nbytes,
             numa_node=backend.properties.numa_node,
         )
-        self.leases = PinnedPool(self)
+        self.leases = LeaseQueue(self)
         self.pins = Pins(self)
         self.staging = Staging(
             backend,

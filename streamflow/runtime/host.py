@@ -15,6 +15,7 @@ from streamflow.runtime.failures import placed
 from streamflow.runtime.op import Op
 from streamflow.runtime.parked import After, Parked
 from streamflow.scheduler.fair import FairQueue
+from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.workers import Workers
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ class HostTasks:
         function: Callable[..., Any],
         args: Sequence[Any],
         after: After,
+        *,
+        reads: Sequence[Region] = (),
+        writes: Sequence[Region] = (),
+        is_overwrite: bool = False,
     ) -> None:
         """Have ``function(*args)`` run; an op among ``args`` stands for its result."""
         context = copy_context()
@@ -54,7 +59,14 @@ class HostTasks:
             core.when_all_ended(pending, partial(self._ready, parked, function, args, context))
 
         self._core.parking.submit(
-            op, _no_calls, line=None, after=After(tickets, after.futures), start=start
+            op,
+            _no_calls,
+            line=None,
+            reads=reads,
+            writes=writes,
+            after=After(tickets, after.futures),
+            is_overwrite=is_overwrite,
+            start=start,
         )
 
     def _ready(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable
-from copy import copy
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import partial
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,18 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamflow.backends.origin import describe, user_instruction
-from streamflow.errors import DeadlineExceeded
 from streamflow.memory.pinned import class_nbytes
 from streamflow.memory.pinned_block import PinnedBlock
 from streamflow.runtime.array import checked_dtype, checked_shape
 from streamflow.runtime.op import next_seq
 from streamflow.scheduler.budget import parse_nbytes
-from streamflow.scheduler.timeline import Ticket
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
 
-__all__ = ["Lease", "LeaseRequest", "PinnedPool", "PinnedStats"]
+__all__ = ["Lease", "PinnedPool", "PinnedStats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +126,8 @@ class Lease:
         if block is None:
             raise ValueError(f"the lease of {self.nbytes} bytes was released already")
         core = self._pool._core
-        if not core.is_closed:
+        shell = core.shell
+        if shell.current() is not shell.key and not core.is_closed:
             core.check_here()
         self._block = None
         if self._arrays is not None:
@@ -139,7 +135,7 @@ class Lease:
                 array = known()
                 if array is not None:
                     array.flags.writeable = False
-        self._pool._release(block)
+        core.leases.release(block)
 
     def __repr__(self) -> str:
         state = " released" if self._block is None else ""
@@ -149,8 +145,8 @@ class Lease:
         block = self._block
         if block is None:
             return
-        pool = self._pool
         where = block.pool._holders.get(block.address)
+        self._pool._leases.drop(block)  # first: a warning may be an error
         warnings.warn(
             f"{self!r} was dropped and never released"
             f"{f', made at {describe(*where)}' if isinstance(where, tuple) else ''}",
@@ -158,10 +154,9 @@ class Lease:
             source=self,
             stacklevel=1,
         )
-        pool._drop(block)
 
 
-class LeaseRequest:
+class _Request:
     """What :meth:`PinnedPool.lease` returns: enter it to wait for the lease."""
 
     __slots__ = ("_lease", "_nbytes", "_pool", "_timeout_s", "_where")
@@ -182,7 +177,7 @@ class LeaseRequest:
         pool._core.check_open()
         block = pool._blocks.try_acquire(self._nbytes)
         if block is None:
-            block = await pool._wait(self._nbytes, self._timeout_s)
+            block = await pool._leases.wait(self._nbytes, self._timeout_s)
         self._lease = pool._lease(block, self._nbytes, self._where)
         return self._lease
 
@@ -198,25 +193,6 @@ class LeaseRequest:
             lease.release()
 
 
-class _Waiter:
-    """One request that could not be served at once."""
-
-    __slots__ = ("block", "error", "has_ended", "has_left", "nbytes", "wake")
-
-    def __init__(self, nbytes: int, wake: Callable[[], None]) -> None:
-        self.nbytes = nbytes
-        self.block: PinnedBlock | None = None
-        self.error: BaseException | None = None
-        self.has_ended = False
-        self.has_left = False
-        self.wake: Callable[[], None] | None = wake
-
-    def end(self) -> None:
-        self.has_ended = True
-        if self.wake is not None:
-            self.wake()
-
-
 class PinnedPool:
     """Page-locked host memory of a device, leased to the program; ``dev.pinned``.
 
@@ -228,13 +204,7 @@ class PinnedPool:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._blocks = core.pinned
-        self._queue: deque[_Waiter] = deque()
-        self._is_due = False
-        self._is_short = False
-        self._num_parked = 0
-        self._watched: set[Ticket] = set()
-        self.dropped: deque[PinnedBlock] = deque()
-        """Of leases that were dropped: the loop gives them back (rule R12)."""
+        self._leases = core.leases
 
     @property
     def budget_nbytes(self) -> int:
@@ -260,13 +230,17 @@ class PinnedPool:
             Not a size, or more than the budget.
         """
         core = self._core
-        core.check_open()
+        shell = core.shell
+        if core.needs_check or shell.current() is not shell.key:
+            core.check_open()
         if type(nbytes) is not int or nbytes < 0 or nbytes > self._blocks.budget_nbytes:
             nbytes = self._checked(nbytes)
         block = self._blocks.try_acquire(nbytes)
         return None if block is None else self._lease(block, nbytes, user_instruction())
 
-    def lease(self, nbytes: int | str, *, timeout: float | None = None) -> LeaseRequest:
+    def lease(
+        self, nbytes: int | str, *, timeout: float | None = None
+    ) -> AbstractAsyncContextManager[Lease]:
         """``async with dev.pinned.lease(n) as lease``: pinned memory until the block is left.
 
         Parameters
@@ -295,7 +269,7 @@ class PinnedPool:
         self._core.check_open()
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout= takes seconds, found {timeout}")
-        return LeaseRequest(self, self._checked(nbytes), timeout, user_instruction())
+        return _Request(self, self._checked(nbytes), timeout, user_instruction())
 
     async def trim(self, keep_nbytes: int | str = 0) -> int:
         """Unpin cached blocks, those unused for longest first; nothing that is in use.
@@ -337,16 +311,14 @@ class PinnedPool:
             pinned_nbytes=blocks.counted_nbytes,
             cached_nbytes=blocks.cached_nbytes,
             num_live=blocks.num_live,
-            num_parked=self._num_parked,
-            num_waiting=len(self._queue),
+            num_parked=self._leases.num_parked,
+            num_waiting=self._leases.num_waiting,
             num_acquired=blocks.num_acquired,
             num_pins=blocks.num_pins,
         )
 
     def __repr__(self) -> str:
         return f"<PinnedPool {self.stats()}>"
-
-    # -- leases ------------------------------------------------------------------------------
 
     def _checked(self, nbytes: int | str) -> int:
         size = _as_nbytes(nbytes, "a lease")
@@ -360,166 +332,6 @@ class PinnedPool:
     def _lease(self, block: PinnedBlock, nbytes: int, where: object) -> Lease:
         block.lease(where)
         return Lease(self, block, nbytes)
-
-    def _release(self, block: PinnedBlock) -> None:
-        core = self._core
-        block.revoke()
-        region = block._region
-        if region is not None and not core.is_closed:
-            pending: list[Ticket] = []
-            region.before_write(pending)
-            if pending:
-                self._num_parked += 1
-                core.when_all_ended(pending, partial(self._unpark, block))
-                return
-        self._give_back(block)
-
-    def _unpark(self, block: PinnedBlock) -> None:
-        self._num_parked -= 1
-        self._give_back(block)
-
-    def _give_back(self, block: PinnedBlock) -> None:
-        if self._core.backend.controls() is not None:  # simulated
-            block.poison()
-        block.release()
-
-    def _drop(self, block: PinnedBlock) -> None:
-        """A lease was dropped. Any thread; called by finalisers (R12)."""
-        self.dropped.append(block)
-        self._core.needs_check = True
-        if self._core.is_memory_short:
-            self._core.poller.wake()
-
-    def take_dropped(self) -> None:
-        """Release what finalisers left. Loop thread only."""
-        while self.dropped:
-            self._release(self.dropped.popleft())
-
-    # -- waiting -----------------------------------------------------------------------------
-
-    async def _wait(self, nbytes: int, timeout_s: float | None) -> PinnedBlock:
-        core = self._core
-        wake, wait = core.shell.park()
-        waiter = _Waiter(nbytes, wake)
-        self._queue.append(waiter)
-        self._serve()
-
-        def expire() -> None:
-            if not waiter.has_ended:
-                waiter.error = DeadlineExceeded(
-                    f"no lease of {nbytes} bytes within {timeout_s} s: {self.stats()}"
-                )
-                waiter.end()
-
-        stop = None if timeout_s is None else core.timers.call_later(timeout_s, expire)
-        try:
-            while not waiter.has_ended:
-                await wait(False)
-        except BaseException:
-            waiter.has_left = True
-            if waiter.block is not None:  # granted in the same turn
-                waiter.block.release()
-            raise
-        finally:
-            if stop is not None:
-                stop()
-            waiter.has_ended = True
-            waiter.wake = None
-            if waiter in self._queue:
-                self._queue.remove(waiter)
-                if core.is_here():  # else the loop has ended, and this is a finaliser (C12)
-                    self._serve()
-        error, waiter.error = waiter.error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error, waiter
-        block = waiter.block
-        assert block is not None
-        return block
-
-    def _serve(self) -> None:
-        """Give what there is to whoever is first."""
-        self._is_due = False
-        queue, blocks = self._queue, self._blocks
-        while queue:
-            waiter = queue[0]
-            if waiter.has_ended:
-                queue.popleft()
-                continue
-            block = blocks.try_acquire(waiter.nbytes, is_waiter=True)
-            if block is not None:
-                queue.popleft()
-                waiter.block = block
-                waiter.end()
-            elif blocks.reserve(waiter.nbytes, is_waiter=True):
-                queue.popleft()
-                self._pin(waiter)
-            else:
-                break
-        self._be_short(bool(queue))
-        if queue:
-            self._watch()
-
-    def _pin(self, waiter: _Waiter) -> None:
-        core = self._core
-
-        def pinned(block: PinnedBlock | None, error: BaseException | None) -> None:
-            if waiter.has_ended:  # it has left, or timed out: to whoever is next
-                if block is not None:
-                    block.release()
-                return
-            if error is not None:
-                waiter.error = core.lose(error, f"pinning {waiter.nbytes} bytes")
-            waiter.block = block
-            waiter.end()
-
-        core.background.submit(
-            next_seq(), partial(self._blocks.acquire_reserved_blocking, waiter.nbytes), pinned
-        )
-        core.schedule_turn()
-
-    def _be_short(self, is_short: bool) -> None:
-        """While somebody waits: hear of what comes back, and look at all that runs (R2, R11)."""
-        if is_short != self._is_short:
-            self._is_short = is_short
-            self._blocks.on_release = self._heard if is_short else None
-            self._core.be_short(1 if is_short else -1)
-
-    def _heard(self) -> None:
-        """A block came back. Any thread, with the lock of the blocks held."""
-        core = self._core
-        if not self._is_due:
-            self._is_due = True
-            if core.is_here():
-                core.shell.call_soon(self._serve)
-            else:
-                core.shell.call_soon_threadsafe(self._serve)
-
-    def _watch(self) -> None:
-        """Have what is in flight looked at until it ends: copies give their blocks back then."""
-        for line in self._core.lines:
-            for ticket in reversed(line.inflight):
-                if ticket.op is not None:
-                    if ticket not in self._watched:
-                        self._watched.add(ticket)
-                        self._core.when_ended(ticket, partial(self._watched.discard, ticket))
-                    break
-
-    def fail(self, error: BaseException) -> None:
-        """Nobody will get anything any more."""
-        for waiter in self._queue:
-            if not waiter.has_ended:
-                # Its own: a traceback that several tasks share keeps their frames (C23).
-                waiter.error = copy(error)
-                waiter.error.__cause__ = error.__cause__
-                waiter.end()
-
-    def silence(self) -> None:
-        """Wake nobody any more: who waited is on a loop that ended (C12)."""
-        for waiter in self._queue:
-            waiter.wake = None
 
 
 def _as_nbytes(nbytes: int | str, what: str) -> int:

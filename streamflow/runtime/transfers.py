@@ -10,19 +10,26 @@ import numpy as np
 
 from streamflow.memory.pinned import SMALL_NBYTES
 from streamflow.memory.pinned_block import PinnedBlock
-from streamflow.memory.staging import StagingJob
-from streamflow.runtime.array import DeviceArray, checked_dtype
+from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.core import Core
-from streamflow.runtime.op import Op, OpState, added
-from streamflow.runtime.parked import NOTHING, After, Parked, PickLine, Run, Start
+from streamflow.runtime.host_memory import (
+    HostEnd,
+    check_same,
+    host_source,
+    host_target,
+    keep_alive,
+)
+from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.parked import NOTHING, After, Parked
 from streamflow.runtime.peers import copies_straight, end_here, relay
+from streamflow.runtime.source_watch import SourceWatch
+from streamflow.runtime.staged import StagedCopies, place_in, waits_for
 from streamflow.runtime.stream import Stream, explicit_line
-from streamflow.scheduler.hazards import Region
+from streamflow.runtime.submission import Submission
 from streamflow.scheduler.timeline import Timeline
 
-__all__ = ["Transfers", "host_array"]
+__all__ = ["Transfers"]
 
-Array = np.ndarray[Any, Any]
 _PATTERN_NBYTES = (1, 2, 4, 8, 16)
 
 
@@ -34,6 +41,7 @@ class Transfers:
         self._memory = core.memory
         self._h2d = core.h2d
         self._d2h = core.d2h
+        self._staged = StagedCopies(core)
 
     # -- in --------------------------------------------------------------------------------
 
@@ -49,39 +57,59 @@ class Transfers:
         if isinstance(source, Op):
             line = explicit_line(core, stream)
             return self._put_result(source, out, line, core.after(after))
-        array = host_array(source)
+        host = HostEnd(core, host_source(source))
+        array, nbytes = host.array, host.array.nbytes
         line = explicit_line(core, stream) or self._h2d
         first = core.after(after)
-        if array.nbytes:
-            core.check_budgets(array.nbytes, "put")
+        if nbytes:
+            core.check_budgets(nbytes, "put")
         if out is None:
             resource = self._memory.choose(None)
             out = self._memory.array(array.shape, array.size, array.dtype, line, resource=resource)
         else:
             self.check_array(out)
             check_same(out.shape, out.dtype, array.shape, array.dtype)
-        nbytes = array.nbytes
-        block = core.pinned.try_acquire(nbytes) if 0 < nbytes <= SMALL_NBYTES else None
-        if nbytes and block is None:
-            first = self._placed_in(line, first)
+        block, is_direct = None, host.is_direct
+        if 0 < nbytes <= SMALL_NBYTES and not host.regions:
+            # Read before this returns, pinned or not: only who leases memory knows what it is.
+            is_direct = False
+            block = core.pinned.try_acquire(nbytes)
+            if block is None:
+                array = array.copy()
+        is_staged = nbytes > 0 and block is None and not is_direct
+        if is_staged:
+            first = place_in(core, line, first)
         op: Op[Any] = Op(core, "put", None)
-        submit = _Submission(op, line, (), (out._region,), first, out.is_whole_region, nbytes)
-        if nbytes == 0:
-            submit(core, lambda _: 0)
-            return out, op
-        if block is not None:
+        submit = Submission(
+            op, line, host.regions, (out._region,), first, out.is_whole_region, nbytes
+        )
+        if is_staged:
+            watch = None if host.will_change else SourceWatch(core, array, op._told)
+            out._staged = self._staged.copy_in(array, out.address, watch, submit)
+        elif is_direct:
+            self._put_direct(host, out, submit)
+        elif block is None:
+            submit(core, _no_calls)
+        else:
             np.copyto(block.bytes_view(nbytes).view(array.dtype).reshape(array.shape), array)
-            address, start = block.address, out.address
             op.rare().on_retired = block.release
-
-            def run(target: Any) -> int:
-                core.backend.copy_h2d(start, address, nbytes, target)
-                return 1
-
-            submit(core, run)
-            return out, op
-        out._staged = self._stage_in(array, out.address, submit)
+            submit(core, partial(self._copy_in, out.address, block.address, nbytes))
         return out, op
+
+    def _copy_in(self, to: int, origin: int, nbytes: int, target: Any) -> int:
+        self._core.backend.copy_h2d(to, origin, nbytes, target)
+        return 1
+
+    def _put_direct(self, host: HostEnd, out: DeviceArray, submit: Submission) -> None:
+        """Have the device read pinned memory as it is; the source is free once it has."""
+        core, op, array = self._core, submit.op, host.array
+        keep_alive(op, array)
+        is_watched = core.settings.debug and not host.will_change
+        watch = SourceWatch(core, array, op._told) if is_watched else None
+        if watch is not None and watch.is_debugging:
+            op.rare().on_device_done = partial(_raise_change, watch)
+        submit(core, partial(self._copy_in, out.address, host.address, array.nbytes))
+        out._staged = op
 
     def _put_result(
         self, source: Op[Any], out: DeviceArray | None, explicit: Timeline | None, first: After
@@ -94,14 +122,10 @@ class Transfers:
         line = explicit or self._h2d
         core.check_budgets(out.nbytes, "put")
         first = After([*first.tickets, *core.tickets_of(source)], first.futures)
-        first = self._placed_in(line, first)
+        first = place_in(core, line, first)
         op: Op[Any] = Op(core, "put", None)
         address, shape, dtype = out.address, out.shape, out.dtype
         ends: list[Any] = []
-
-        def done(job: StagingJob) -> None:
-            ends.extend(job.ends)
-            self._staged(op, job)
 
         def start(parked: Parked) -> None:
             core.when_all_ended([source.ticket], partial(take, parked))
@@ -113,98 +137,100 @@ class Transfers:
                 core.parking.ready(parked)  # which says what failed
                 return
             try:
-                array = host_array(source._result)
+                host = HostEnd(core, host_source(source._result))
+                array = host.array
                 check_same(shape, dtype, array.shape, array.dtype)
+                for region in host.regions:
+                    core.parking.depend(parked, region.last_write)
+                    region.record_read(op.ticket)
             except Exception as error:
                 core.parking.drop(parked, error.with_traceback(None))
                 return
-            self._start_staging(StagingJob(op.ticket.seq, array, address, True, done), parked)
+            if host.is_direct:
+                keep_alive(op, array)
+                parked.run = partial(self._copy_in, address, host.address, array.nbytes)
+                core.parking.ready(parked)
+            else:
+                self._staged.start_in(array, address, ends, parked)
 
         regions = (out._region,)
-        submit = _Submission(op, line, (), regions, first, out.is_whole_region, out.nbytes)
-        submit(core, _waits_for(ends), start=start)
+        submit = Submission(op, line, (), regions, first, out.is_whole_region, out.nbytes)
+        submit(core, waits_for(ends), start=start)
         return out, op
-
-    def _stage_in(self, array: Array, address: int, submit: _Submission) -> Op[None]:
-        core, op = self._core, submit.op
-        staged: Op[None] = Op(core, "staged", None)
-        ends: list[Any] = []
-
-        checker = core.backend.checker
-        before = None if checker is None else checker.fingerprint(array)
-
-        def done(job: StagingJob) -> None:
-            ends.extend(job.ends)
-            if checker is not None and job.error is None and checker.fingerprint(array) != before:
-                checker.source_changed(op._told, core.backend.index, array.nbytes)
-            self._staged(op, job)
-            if staged._state is not OpState.STAGING:  # the device was closed meanwhile
-                return
-            if op._error is None:
-                core.complete(staged)
-            else:  # the same error: whoever sees one has seen both
-                core.fail(staged, op._error)
-
-        def ended() -> None:
-            if not job.is_started and staged._state is OpState.STAGING:
-                core.complete(staged)  # no worker will look at the source
-
-        job = StagingJob(op.ticket.seq, array, address, True, done)
-        core.start(staged)
-        rare = op.rare()
-        rare.on_ended = added(rare.on_ended, ended)
-        submit(core, _waits_for(ends), start=partial(self._start_staging, job))
-        return staged
 
     # -- out -------------------------------------------------------------------------------
 
     def get(
         self,
         array: DeviceArray,
-        out: Array | None,
+        out: Any,
         stream: Stream | None,
         after: Sequence[Any],
-    ) -> Op[Array]:
+    ) -> Op[Any]:
         """Copy ``array`` to the host: into ``out``, or into a pinned block that is the result."""
         core = self._core
         self.check_array(array)
+        into = None
         if out is not None:
-            check_out(out, array)
-        return self._get(array, out, explicit_line(core, stream) or self._d2h, core.after(after))
+            target = host_target(out, "out=")
+            check_same(target.shape, target.dtype, array.shape, array.dtype)
+            into = HostEnd(core, target)
+        line = explicit_line(core, stream) or self._d2h
+        return self._get(array, into, out, line, core.after(after))
 
     def _get(
-        self, array: DeviceArray, out: Array | None, line: Timeline, first: After
-    ) -> Op[Array]:
+        self, array: DeviceArray, into: HostEnd | None, out: Any, line: Timeline, first: After
+    ) -> Op[Any]:
+        """``into`` is over the memory of ``out``, which is what the op results in."""
         core, nbytes = self._core, array.nbytes
         block = None
-        if out is None or nbytes <= SMALL_NBYTES:
+        is_staged = is_direct = False
+        if into is not None and into.is_direct:
+            is_direct = True
+        elif into is None or nbytes <= SMALL_NBYTES:
             block = core.pinned.try_acquire(nbytes) if nbytes else None
             is_staged = nbytes > 0 and block is None and not core.pinned.reserve(nbytes)
         else:
             is_staged = True
         if is_staged:
-            first = self._placed_in(line, first)
-        op: Op[Array] = Op(core, "get", None)
-        if out is not None:
+            first = place_in(core, line, first)
+        op: Op[Any] = Op(core, "get", None)
+        if into is not None:
             op.rare().writes_host = True
-        submit = _Submission(op, line, (array._region,), (), first, False)
+        regions = () if into is None else into.regions
+        submit = Submission(op, line, (array._region,), regions, first, True)
         if nbytes == 0:
-            op._result = np.empty(array.shape, array.dtype) if out is None else out
-            submit(core, lambda _: 0)
+            op._result = np.empty(array.shape, array.dtype) if into is None else out
+            submit(core, _no_calls)
+        elif is_direct:
+            assert into is not None
+            self._get_direct(array, into, out, submit)
         elif is_staged:
-            self._stage_out(
-                array, np.empty(array.shape, array.dtype) if out is None else out, submit
-            )
+            target = np.empty(array.shape, array.dtype) if into is None else into.array
+            result = target if into is None else out
+            self._staged.copy_out(array.address, target, result, submit)
         else:
-            self._get_pinned(array, block, submit, out)
+            self._get_pinned(array, block, submit, into, out)
         return op
+
+    def _get_direct(self, array: DeviceArray, into: HostEnd, out: Any, submit: Submission) -> None:
+        """Have the device write pinned memory as it is."""
+        core, op = self._core, submit.op
+        keep_alive(op, into.array)
+        op._result = out
+        submit(core, partial(self._copy_out, into.address, array.address, array.nbytes))
+
+    def _copy_out(self, to: int, origin: int, nbytes: int, target: Any) -> int:
+        self._core.backend.copy_d2h(to, origin, nbytes, target)
+        return 1
 
     def _get_pinned(
         self,
         array: DeviceArray,
         block: PinnedBlock | None,
-        submit: _Submission,
-        out: Array | None,
+        submit: Submission,
+        into: HostEnd | None,
+        out: Any,
     ) -> None:
         """Copy into one pinned block; pin it on a worker thread if none is cached."""
         core, op = self._core, submit.op
@@ -219,20 +245,19 @@ class Transfers:
             if not held:
                 return
             taken = held.pop()
-            if op._error is None and out is None:
+            if op._error is None and into is None:
                 op._result = taken.as_result(shape, dtype, op._origin)
             else:
                 taken.release()
 
         def copy_out() -> None:
-            assert out is not None
-            view = held[0].bytes_view(nbytes).view(dtype).reshape(shape)
-            np.copyto(out, view)
+            assert into is not None
+            np.copyto(into.array, held[0].bytes_view(nbytes).view(dtype).reshape(shape))
             op._result = out
 
         rare = op.rare()
         rare.on_retired = retired
-        if out is not None:
+        if into is not None:
             rare.on_device_done = copy_out
         if block is not None:
             submit(core, run)
@@ -256,71 +281,6 @@ class Transfers:
             op.ticket.seq, lambda: core.pinned.acquire_reserved_blocking(nbytes), pinned
         )
         core.schedule_turn()
-
-    def _stage_out(self, array: DeviceArray, out: Array, submit: _Submission) -> None:
-        core, op = self._core, submit.op
-        ends: list[Any] = []
-
-        def done(job: StagingJob) -> None:
-            if job.error is None:
-                op._result = out
-            ends.extend(job.ends)
-            self._staged(op, job)
-
-        job = StagingJob(op.ticket.seq, out, array.address, False, done)
-        submit(core, _waits_for(ends), start=partial(self._start_staging, job))
-
-    def _placed_in(self, line: Timeline, after: After) -> After:
-        """What a staged copy, which runs on private streams, must come after on ``line``."""
-        if not line.is_ordered:
-            return after
-        op: Op[None] = Op(self._core, "record", None)
-        self._core.parking.submit(op, lambda _: 0, line=line)
-        return After([*after.tickets, op.ticket], after.futures)
-
-    # -- staging jobs ------------------------------------------------------------------------
-
-    def _start_staging(self, job: StagingJob, parked: Parked) -> None:
-        """Start ``job`` once the device has done all it comes after (rule R7)."""
-        core = self._core
-        pending = core.parking.flattened(parked.deps)
-        core.when_all_ended(pending, partial(self._when_passed, job, parked))
-
-    def _when_passed(self, job: StagingJob, parked: Parked) -> None:
-        core = self._core
-        if parked.has_left:
-            return
-        if any(source.failure is not None for source in parked.sources):
-            core.parking.ready(parked)  # which says what failed
-        elif core.parking.flattened(parked.deps):
-            self._start_staging(job, parked)  # what ended had failed, and left others before it
-        else:
-            core.parking.admit(parked, partial(self._stage, job))
-
-    def _stage(self, job: StagingJob, parked: Parked) -> None:
-        core, op = self._core, parked.op
-        job.is_timed = core.instrument is not None
-        job.told = op._told
-        job.key = op.rare().scope
-        op.rare().stop = partial(core.staging.stop, job)
-        core.start(op)
-        core.staging.start(job)
-        core.schedule_turn()
-
-    def _staged(self, op: Op[Any], job: StagingJob) -> None:
-        core = self._core
-        if op._error is not None:  # the device was closed meanwhile
-            return
-        parked: Parked = op.rare().parked
-        op.rare().stop = None
-        if job.error is not None:
-            if core.is_serial:
-                core.serial_op = op
-            # Submitted all the same: it comes after what the other workers have in flight.
-            op.rare().doomed = core.lose(job.error, f"staging {op.name}")
-        if job.is_timed:
-            core.tracer.staged(op, job.starts, job.ends)
-        core.parking.ready(parked)
 
     # -- within the device ---------------------------------------------------------------------
 
@@ -368,7 +328,7 @@ class Transfers:
         op: Op[None] = Op(core, "copy", None)
         line = explicit or core.picker(op)
         reads, writes = (src._region,), (dst._region,)
-        _Submission(op, line, reads, writes, first, dst.is_whole_region)(core, run)
+        Submission(op, line, reads, writes, first, dst.is_whole_region)(core, run)
         return op
 
     def _copy_by_host(
@@ -377,13 +337,13 @@ class Transfers:
         core = self._core
         is_to_here = dst._core is core
         if is_to_here and explicit is not None:
-            first = self._placed_in(explicit, first)
+            first = place_in(core, explicit, first)
         op = relay(core, dst, src, explicit, first)
         if op is not None:
             return op
         # No pinned memory to spare: through pageable memory, in two steps of the host.
         out, into = Transfers(src._core), Transfers(dst._core)
-        got = out._get(src, None, (None if is_to_here else explicit) or out._d2h, first)
+        got = out._get(src, None, None, (None if is_to_here else explicit) or out._d2h, first)
         moved = into._put_result(got, dst, explicit if is_to_here else None, NOTHING)[1]
         if is_to_here:
             return moved
@@ -391,23 +351,28 @@ class Transfers:
         end_here(core, moved, explicit, seen)
         return seen
 
-    def _copy_on_host(self, dst: Any, src: Any, after: Sequence[Any]) -> Op[Array]:
+    def _copy_on_host(self, dst: Any, src: Any, after: Sequence[Any]) -> Op[Any]:
         core = self._core
-        source = host_array(src)
-        if not isinstance(dst, np.ndarray):
-            raise TypeError(f"copy takes a DeviceArray or ndarray to write, found {dst!r}")
-        check_same(dst.shape, dst.dtype, source.shape, source.dtype)
-        if not dst.flags.writeable:
-            raise ValueError("the destination array is read-only")
+        source = HostEnd(core, host_source(src))
+        target = HostEnd(core, host_target(dst, "the destination"))
+        check_same(target.array.shape, target.array.dtype, source.array.shape, source.array.dtype)
         first = core.after(after)
-        op: Op[Array] = Op(core, "copy", None)
+        op: Op[Any] = Op(core, "copy", None)
         op.rare().writes_host = True
 
-        def copy() -> Array:
-            np.copyto(dst, source)
+        def copy() -> Any:
+            np.copyto(target.array, source.array)
             return dst
 
-        core.host.submit(op, copy, (), first)
+        core.host.submit(
+            op,
+            copy,
+            (),
+            first,
+            reads=source.regions,
+            writes=target.regions,
+            is_overwrite=True,
+        )
         return op
 
     def fill(
@@ -428,7 +393,7 @@ class Transfers:
 
         line = explicit_line(core, stream) or line
         op: Op[None] = Op(core, "fill", None)
-        _Submission(
+        Submission(
             op,
             line or core.picker(op),
             (),
@@ -452,83 +417,14 @@ class Transfers:
         array.check_usable()
 
 
-class _Submission:
-    """The ordering of an op, fixed before it is known how it will run."""
-
-    __slots__ = ("after", "is_overwrite", "line", "nbytes", "op", "reads", "writes")
-
-    def __init__(
-        self,
-        op: Op[Any],
-        line: Timeline | PickLine,
-        reads: Sequence[Region],
-        writes: Sequence[Region],
-        after: After,
-        is_overwrite: bool,
-        nbytes: int = 0,
-    ) -> None:
-        self.op = op
-        self.line = line
-        self.reads = reads
-        self.writes = writes
-        self.after = after
-        self.is_overwrite = is_overwrite
-        self.nbytes = nbytes
-
-    def __call__(
-        self, core: Core, run: Run, num_needs: int = 0, start: Start | None = None
-    ) -> Parked | None:
-        return core.parking.submit(
-            self.op,
-            run,
-            line=self.line,
-            reads=self.reads,
-            writes=self.writes,
-            after=self.after,
-            is_overwrite=self.is_overwrite,
-            num_needs=num_needs,
-            start=start,
-            nbytes=self.nbytes,
-        )
+def _raise_change(watch: SourceWatch) -> None:
+    error = watch.end()
+    if error is not None:
+        raise error
 
 
-def _waits_for(ends: list[Any]) -> Run:
-    """What a staged op submits itself: waits for the events its workers leave in ``ends``."""
-
-    def run(target: Any) -> int:
-        for end in ends:
-            target.wait(end)
-        return len(ends)
-
-    return run
-
-
-def host_array(source: Any) -> Array:
-    """``source`` as an ndarray whose items are plain bytes; its memory is not copied."""
-    if isinstance(source, DeviceArray):
-        raise TypeError("the source is on a device already: use dev.copy")
-    array = np.asarray(source)
-    checked_dtype(array.dtype)
-    return array
-
-
-def check_same(
-    shape: tuple[int, ...], dtype: Any, from_shape: tuple[int, ...], from_dtype: Any
-) -> None:
-    """Raise unless source and destination have one shape and dtype."""
-    if shape != from_shape:
-        raise ValueError(f"the destination has shape {shape}, the source {from_shape}")
-    if dtype != from_dtype:
-        raise TypeError(f"the destination has dtype {dtype}, the source {from_dtype}")
-
-
-def check_out(out: Any, array: DeviceArray) -> None:
-    """Raise unless ``out`` is a writable ndarray like ``array``."""
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out= takes an ndarray, found {type(out).__name__}")
-    check_same(out.shape, out.dtype, array.shape, array.dtype)
-    if not out.flags.writeable:
-        raise ValueError("out= is read-only")
+def _no_calls(_: Any) -> int:
+    return 0
 
 
 def fill_pattern(value: Any, dtype: np.dtype[Any]) -> bytes | None:

@@ -267,6 +267,30 @@ EDITS = (
         "tests/integration/test_memory_resources.py",
     ),
     Edit(
+        "R6",
+        "a cached pinned block waits for the first of its streams only",
+        "streamflow/memory/host_cache.py",
+        "        for space, stream in tuple(cell.uses.values()):\n",
+        "        for space, stream in tuple(cell.uses.values())[:1]:\n",
+        "tests/unit/memory/test_caching_host_flaws.py",
+    ),
+    Edit(
+        "R6",
+        "a cached pinned block is free when its event can't be asked",
+        "streamflow/memory/host_blocks.py",
+        "DeviceLost):  # the ops report it\n                return False\n",
+        "DeviceLost):  # the ops report it\n                return True\n",
+        "tests/unit/memory/test_caching_host_flaws.py",
+    ),
+    Edit(
+        "R6",
+        "a cached pinned block is handed out though too little of it is pinned",
+        "streamflow/memory/host_cache.py",
+        "                    if cell.pinned_nbytes < num_asked:\n",
+        "                    if False:\n",
+        "tests/unit/memory/test_caching_host_flaws.py tests/property/test_caching_host_property.py",
+    ),
+    Edit(
         "R15",
         "workers' results are handed over as they come",
         "streamflow/runtime/poller.py",
@@ -274,6 +298,31 @@ EDITS = (
         "",
         "tests/integration/test_host_tasks.py tests/property/test_program_order_property.py "
         "tests/property/test_runtime_property.py",
+    ),
+    Edit(
+        "R6",
+        "a lease gives its block back while ops on it run",
+        "streamflow/runtime/lease_queue.py",
+        "            region.before_write(pending)\n",
+        "",
+        "tests/integration/test_leases.py",
+    ),
+    Edit(
+        "Leases",
+        "whoever fits overtakes those who wait for a lease",
+        "streamflow/memory/pinned.py",
+        "                if self.on_release is not None and not is_waiter and nbytes > SMALL_NBYTES:\n"
+        "                    return None\n",
+        "",
+        "tests/unit/memory/test_pinned_blocks.py tests/integration/test_leases.py",
+    ),
+    Edit(
+        "Leases",
+        "the block used last is the first one dropped for room",
+        "streamflow/memory/pinned.py",
+        "            oldest = min(\n",
+        "            oldest = max(\n",
+        "tests/unit/memory/test_pinned_blocks.py",
     ),
 )
 

@@ -1,7 +1,8 @@
-"""Sizes beyond 2 and 4 GiB reach the backend exactly (C37)."""
+"""Sizes beyond 2 and 4 GiB reach the backend exactly (C37), and pinned ones nearly so (CR9)."""
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -216,6 +217,63 @@ def test_c37_negative_sizes_are_refused(run, shape):
                 x[-9]
             with pytest.raises(IndexError):
                 x[2**32]
+
+    run(main)
+
+
+GIB = 1 << 30
+JUST_ABOVE = {
+    "one request": [8 * GIB + 1],
+    "two": [4 * GIB + 1, 4 * GIB + 4096],
+    "of 16 MiB": [(16 << 20) + 1] * 513,
+    "of 1 MiB": [(1 << 20) + 1] * 8193,
+    "of 33 KiB": [33 << 10] * 20_000,
+}
+
+
+def _most_for(nbytes: int) -> int:
+    if nbytes <= 64 << 10:
+        return nbytes * 4 // 3 + 1
+    return nbytes * 5 // 4 if nbytes <= 1 << 20 else nbytes + 65536
+
+
+@pytest.mark.parametrize("sizes", JUST_ABOVE.values(), ids=JUST_ABOVE)
+def test_cr9_a_bit_over_8_gb_of_leases_pins_about_as_much(sizes):
+    async def main():
+        async with recording() as dev, AsyncExitStack() as held:
+            backend, pinned = noted(dev), dev.pinned
+            first = sum(nbytes for (nbytes,) in backend.of("allocate_pinned_blocking"))
+            for nbytes in sizes:
+                await held.enter_async_context(pinned.lease(nbytes))
+            there = sum(nbytes for (nbytes,) in backend.of("allocate_pinned_blocking")) - first
+            # A third where blocks are cut from slabs of 1 MiB, whose pages they don't quite fill;
+            # a quarter up to 1 MiB, 64 KiB above that.
+            most = sum(_most_for(nbytes) for nbytes in sizes) + (1 << 20)
+            assert there <= most
+            if max(sizes) > GIB:
+                assert there <= 1.0001 * sum(sizes)
+            assert pinned.stats().pinned_nbytes == there
+            assert sum(sizes) <= there + first
+
+    anyio.run(main)
+
+
+def test_cr9_a_large_cached_block_serves_a_request_that_is_an_eighth_smaller_at_most(run):
+    async def main():
+        async with recording() as dev:
+
+            async def capacity_of(nbytes: int) -> int:
+                before = len(noted(dev).of("allocate_pinned_blocking"))
+                async with dev.pinned.lease(nbytes) as lease:
+                    assert lease.nbytes == nbytes
+                pinned = noted(dev).of("allocate_pinned_blocking")[before:]
+                return sum(found for (found,) in pinned)
+
+            assert await capacity_of(9 * GIB) == 9 * GIB
+            assert await capacity_of(9 * GIB) == 0  # the same block again
+            assert await capacity_of(8 * GIB) == 0
+            assert await capacity_of(8 * GIB - 1) == 8 * GIB  # 9 GiB would waste more than 1/8
+            assert await capacity_of(9 * GIB + 1) == 9 * GIB + 65536
 
     run(main)
 

@@ -33,6 +33,7 @@ class Entry:
     address: int
     nbytes: int
     bin: int
+    pinned_nbytes: int
     streams: set[int] = field(default_factory=set)
     gates: set[Any] = field(default_factory=set)
 
@@ -49,7 +50,7 @@ class Model:
         self.cached: list[Entry] = []
         self.live: list[Entry] = []
         self.pending: list[Entry] = []
-        self.num_hits = self.num_misses = self.num_unpinned = 0
+        self.num_hits = self.num_misses = self.num_pinned = self.num_unpinned = 0
 
     def size_of(self, nbytes: int) -> tuple[int, int]:
         order = self.min_bin
@@ -58,6 +59,17 @@ class Model:
             if order > self.max_bin:
                 return nbytes, INVALID_BIN
         return self.growth**order, order
+
+    def pinned_size_of(self, nbytes: int) -> int:
+        """The least that serves ``nbytes`` of 512, 1024 and so on: four sizes a doubling."""
+        size, order = self.size_of(nbytes)
+        if order == INVALID_BIN:
+            return nbytes
+        at = 512
+        while at < nbytes:
+            power = 2 ** (len(f"{at:b}") - 1)
+            at += max(512, power // 4)
+        return min(size, at)
 
     @staticmethod
     def total(entries: list[Entry]) -> int:
@@ -97,7 +109,7 @@ class CachingHost(RuleBasedStateMachine):
         min_bin=st.integers(0, 3),
         num_bins=st.integers(0, 4),
         has_largest=st.booleans(),
-        limit=st.sampled_from([0, 1, 700, 5000, 20_000, CachingHostAllocator.INVALID_SIZE]),
+        limit=st.sampled_from([0, 1, 700, 5000, 200_000, CachingHostAllocator.INVALID_SIZE]),
     )
     def begin(
         self, growth: int, min_bin: int, num_bins: int, has_largest: bool, limit: int
@@ -126,7 +138,7 @@ class CachingHost(RuleBasedStateMachine):
         return int(self.pin(nbytes))
 
     @rule(
-        nbytes=st.one_of(st.integers(1, 40), st.integers(1, 5000)),
+        nbytes=st.one_of(st.integers(1, 40), st.integers(1, 5000), st.integers(1, 40_000)),
         stream=st.one_of(st.none(), st.integers(0, NUM_STREAMS - 1)),
         num_refusals=st.sampled_from([0, 0, 0, 0, 1, 2]),
     )
@@ -137,28 +149,33 @@ class CachingHost(RuleBasedStateMachine):
         size, order = model.size_of(nbytes)
         model.reclaim()
         expected = model.find(order) if order != INVALID_BIN else None
-        if expected is None and num_refusals:
+        is_too_small = expected is not None and expected.pinned_nbytes < nbytes
+        if is_too_small:
+            model.cached.remove(expected)
+            model.num_unpinned += 1
+        if (expected is None or is_too_small) and num_refusals:
             model.empty()
             model.reclaim()
         on = None if stream is None else self.streams[stream]
         try:
             block = self.allocator.host_allocate(nbytes, on)
         except OutOfDeviceMemory:
-            assert expected is None
+            assert expected is None or is_too_small
             assert num_refusals == 2
             return
         finally:
             self.num_refusals = 0
-        assert expected is not None or num_refusals < 2
-        assert (block.nbytes, block.capacity_nbytes, block.bin) == (nbytes, size, order)
-        if expected is None:
-            model.num_misses += 1
-            entry = Entry(block.address, size, order)
+        assert num_refusals < 2 or (expected is not None and not is_too_small)
+        assert (block.nbytes, block.bin_nbytes, block.bin) == (nbytes, size, order)
+        model.num_misses += expected is None
+        model.num_hits += expected is not None
+        if expected is None or is_too_small:
+            model.num_pinned += 1
+            entry = Entry(block.address, size, order, model.pinned_size_of(nbytes))
         else:
-            model.num_hits += 1
             model.cached.remove(expected)
             entry = expected
-        assert block.address == entry.address
+        assert (block.address, block.capacity_nbytes) == (entry.address, entry.pinned_nbytes)
         entry.streams, entry.gates = set() if stream is None else {stream}, set()
         model.live.append(entry)
         self.blocks[entry] = block
@@ -240,7 +257,9 @@ class CachingHost(RuleBasedStateMachine):
         allocator, model = self.allocator, self.model
         assert allocator.cached_bytes.free == model.total(model.cached)
         assert allocator.cached_bytes.live == model.total(model.live)
-        assert allocator.pending_bytes == model.total(model.pending)
+        assert allocator.pending_bytes == sum(entry.pinned_nbytes for entry in model.pending)
+        pinned = sum(entry.pinned_nbytes for entry in model.live)
+        assert allocator.pinned_bytes.live == pinned <= model.total(model.live)
         cached = [(info.pointer, info.nbytes, info.bin) for info in allocator.cached_blocks]
         by_size = sorted(model.cached, key=lambda entry: entry.nbytes)  # keeps the order of age
         assert cached == [(entry.address, entry.nbytes, entry.bin) for entry in by_size]
@@ -248,7 +267,7 @@ class CachingHost(RuleBasedStateMachine):
         by_address = sorted(model.live, key=lambda entry: entry.address)
         assert live == [(entry.address, entry.nbytes, entry.bin) for entry in by_address]
         assert (allocator.num_hits, allocator.num_misses) == (model.num_hits, model.num_misses)
-        assert self.num_pinned == model.num_misses
+        assert self.num_pinned == model.num_pinned
         assert self.backend.counts["free_pinned_blocking"] == model.num_unpinned
         assert self.machine.races() == []
 

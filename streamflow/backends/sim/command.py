@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamflow.backends.sim.checksum import checksum
+from streamflow.backends.checksum import checksum
 from streamflow.backends.sim.kernel import SimArray
 
 if TYPE_CHECKING:

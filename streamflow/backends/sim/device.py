@@ -15,8 +15,8 @@ from streamflow.backends.base import (
     KernelSpec,
     Parameter,
 )
+from streamflow.backends.checksum import checksum
 from streamflow.backends.sim import host_memory
-from streamflow.backends.sim.checksum import checksum
 from streamflow.backends.sim.command import (
     Command,
     CopyD2D,

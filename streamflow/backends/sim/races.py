@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy.typing as npt
 
 from streamflow.backends.base import Doing
+from streamflow.backends.checksum import sampled_checksum
 from streamflow.backends.origin import describe
-from streamflow.backends.sim.checksum import sampled_checksum
 from streamflow.backends.sim.report import Race, RaceKind, RacingOp
 from streamflow.backends.sim.uses import HostUse, Segment, Shadow, Use
 

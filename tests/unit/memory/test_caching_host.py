@@ -96,7 +96,7 @@ def test_a_request_goes_to_its_own_bin(
 ) -> None:
     allocator = made(device=0)
     block = allocator.host_allocate(nbytes)
-    assert (block.nbytes, block.capacity_nbytes, block.bin) == (nbytes, size, order)
+    assert (block.nbytes, block.bin_nbytes, block.bin) == (nbytes, size, order)
     assert figures(allocator) == (0, size, 0, 1)
     (info,) = allocator.live_blocks
     assert (info.pointer, info.nbytes, info.bin) == (block.address, size, order)
@@ -111,7 +111,7 @@ def test_a_bin_serves_no_other(lab: Any, made: Callable[..., CachingHostAllocato
     allocator = made(device=0)
     allocator.host_free(allocator.host_allocate(4096))
     small = allocator.host_allocate(512)
-    assert small.capacity_nbytes == 512
+    assert small.bin_nbytes == 512
     assert (allocator.num_hits, allocator.num_misses) == (0, 2)
     assert figures(allocator) == (4096, 512, 1, 1)
 
@@ -212,7 +212,7 @@ def test_the_bytes_are_a_view_that_keeps_its_block(
     assert part.sum() == 7 * 990
     del part
     gc.collect()
-    assert allocator.host_allocate(1000).capacity_nbytes == 4096
+    assert allocator.host_allocate(1000).bin_nbytes == 4096
     assert allocator.num_hits == 1
 
 

@@ -19,7 +19,7 @@ from host_figures import figures, pins, unpins
 
 import streamflow as sf
 from streamflow.errors import DeviceLost, ForkedProcess, OutOfDeviceMemory
-from streamflow.memory import CachingHostAllocator
+from streamflow.memory import CachingHostAllocator, HostBytes
 from streamflow.scheduler import guards
 
 MIB = 1 << 20
@@ -154,10 +154,10 @@ def test_flaw_05_out_of_memory_frees_the_whole_cache_and_tries_once_more(
     lab.run()
     asked = starve(lab, monkeypatch, 1)
     block = allocator.host_allocate(100_000)
-    assert asked == [262144, 262144]
+    assert asked == [114_688, 114_688]
     assert unpins(lab) == 20
     assert figures(allocator) == (0, 262144, 0, 1)
-    assert block.capacity_nbytes == 262144
+    assert block.bin_nbytes == 262144
 
 
 @pytest.mark.parametrize("num_fails", [1, 2])
@@ -195,12 +195,56 @@ def test_flaw_05_out_of_memory_a_second_time_is_an_error_that_loses_nothing(
     asked = starve(lab, monkeypatch, 2)
     with pytest.raises(OutOfDeviceMemory, match=r"cache empty, 512 bytes still in use.*as told"):
         allocator.host_allocate(5000)
-    assert asked == [32768, 32768]
+    assert asked == [5120, 5120]
     assert figures(allocator) == (0, 0, 0, 0)
     gate.release()
     lab.run()
-    assert allocator.host_allocate(5000).capacity_nbytes == 32768
+    assert allocator.host_allocate(5000).bin_nbytes == 32768
     assert unpins(lab) == 1
+
+
+def test_flaw_05_out_of_memory_waits_no_longer_than_a_moment_for_what_is_unpinned(
+    open_lab: Callable[..., Any],
+    made: Callable[..., CachingHostAllocator],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lab, kernel_ends = open_lab(clock="wall"), threading.Event()
+    allocator = made(device=0)
+    allocator.host_free(allocator.host_allocate(100))
+    unpin = lab.device.free_pinned_blocking
+
+    def slow(address: int) -> None:
+        kernel_ends.wait(10)
+        unpin(address)
+
+    monkeypatch.setattr(lab.device, "free_pinned_blocking", slow)
+    starve(lab, monkeypatch, 2)
+    try:
+        with pytest.raises(OutOfDeviceMemory):
+            allocator.host_allocate(5000)
+        assert lab.space.is_releasing
+    finally:
+        kernel_ends.set()
+    lab.space.wait_released_blocking()
+    assert unpins(lab) == 1
+
+
+def test_flaw_05_out_of_memory_what_is_unpinned_in_a_moment_is_waited_for(
+    open_lab: Callable[..., Any],
+    made: Callable[..., CachingHostAllocator],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lab, allocator = open_lab(clock="wall"), made(device=0)
+    allocator.host_free(allocator.host_allocate(100))
+    pin = lab.device.allocate_pinned_blocking
+
+    def pins_in_its_place(nbytes: int) -> int:
+        if not unpins(lab):
+            raise OutOfDeviceMemory("as told")
+        return pin(nbytes)
+
+    monkeypatch.setattr(lab.device, "allocate_pinned_blocking", pins_in_its_place)
+    assert allocator.host_allocate(5000).nbytes == 5000
 
 
 def test_flaw_06_a_second_free_names_both_lines(
@@ -291,17 +335,76 @@ def test_flaw_08_no_stream_is_no_default_stream(
     assert changed == {"allocate_pinned_blocking"}
 
 
-def test_flaw_09_another_growth_wastes_less_and_the_waste_is_told(
+SIZES = [1, 511, 513, 1025, 4097, 5000, 32_769, 40_961, 262_145, 300_000, 2 * MIB]
+
+
+def test_flaw_09_a_block_counts_as_its_bin_and_pins_at_most_a_quarter_too_much(
+    lab: Any, made: Callable[..., CachingHostAllocator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocator, pinned = made(device=0), starve(lab, monkeypatch, 0)
+    blocks = [allocator.host_allocate(nbytes) for nbytes in SIZES]
+    for block, nbytes in zip(blocks, pinned, strict=True):
+        assert block.nbytes <= block.capacity_nbytes == nbytes
+        assert nbytes <= max(block.nbytes * 5 // 4, block.nbytes + 511)
+        assert nbytes <= block.bin_nbytes
+    sizes = [512, 512, 4096, 4096, 32768, 32768, *[262_144] * 2, *[2 * MIB] * 3]
+    assert allocator.cached_bytes.live == sum(sizes)  # the original's
+    assert allocator.pinned_bytes.live == sum(pinned)
+    assert allocator.asked_bytes == sum(SIZES)
+
+
+def test_flaw_09_a_block_that_serves_a_larger_request_is_pinned_anew(
+    lab: Any, made: Callable[..., CachingHostAllocator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    allocator, stream = made(device=0, debug=True), lab.stream()
+    allocator.host_free(allocator.host_allocate(300_000, stream))
+    lab.run()
+    assert allocator.pinned_bytes == HostBytes(327_680, 0)
+    block = allocator.host_allocate(2 * MIB, stream)
+    assert block.capacity_nbytes == 2 * MIB
+    block.array[:] = 1
+    assert (allocator.num_hits, allocator.num_misses) == (1, 1)  # the original's
+    assert figures(allocator) == (0, 2 * MIB, 0, 1)
+    assert (pins(lab), unpins(lab), allocator.pending_bytes) == (2, 1, 0)
+    assert "are too few of 2097152" in capsys.readouterr().out
+    address = block.address
+    allocator.host_free(block)
+    lab.run()
+    again = allocator.host_allocate(300_000, stream)
+    assert (again.address, again.capacity_nbytes) == (address, 2 * MIB)
+    assert pins(lab) == 2
+
+
+def test_flaw_09_a_block_that_serves_all_sizes_of_its_bin_is_pinned_twelve_times_at_most(
     lab: Any, made: Callable[..., CachingHostAllocator]
 ) -> None:
-    tight, loose = made(2, 9, 21, device=0), made(device=0)
-    for nbytes in (513, 5000, 32769, 300_000):
-        held = tight.host_allocate(nbytes)
-        assert held.capacity_nbytes < 2 * nbytes
-        loose.host_free(loose.host_allocate(nbytes))
-    block = loose.host_allocate(32769)
-    assert loose.cached_bytes.live == block.capacity_nbytes == 262144  # the original's
-    assert loose.asked_bytes == 32769
+    allocator = made(device=0)
+    for _ in range(2):
+        for nbytes in range(262_145, 2 * MIB, 997):
+            allocator.host_free(allocator.host_allocate(nbytes))
+        assert pins(lab) == 12
+    assert allocator.num_misses == 1
+
+
+def test_flaw_09_no_memory_for_a_larger_request_leaves_counts_that_are_true(
+    lab: Any, made: Callable[..., CachingHostAllocator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocator = made(device=0)
+    allocator.host_free(allocator.host_allocate(300_000))
+    asked = starve(lab, monkeypatch, 2)
+    with pytest.raises(OutOfDeviceMemory):
+        allocator.host_allocate(2 * MIB)
+    assert asked == [2 * MIB] * 2
+    assert figures(allocator) == (0, 0, 0, 0)
+    assert (unpins(lab), allocator.num_hits, allocator.num_misses) == (1, 0, 1)
+
+
+def test_flaw_09_another_growth_has_finer_bins(
+    lab: Any, made: Callable[..., CachingHostAllocator]
+) -> None:
+    allocator = made(2, 9, 21, device=0)
+    for nbytes in SIZES[2:]:
+        assert allocator.host_allocate(nbytes).bin_nbytes < 2 * nbytes
 
 
 def test_flaw_10_a_search_asks_once_for_each_stream_and_not_under_the_lock(
@@ -330,6 +433,7 @@ def test_flaw_10_a_search_asks_once_for_each_stream_and_not_under_the_lock(
     allocator.host_allocate(100)
     assert lab.device.counts["is_done"] - num_queries == 3
     assert free == [True] * 3
+    assert len(allocator._cache._bins[3].heads()) == 3  # of 150: the lock is held for no more
     for gate in gates:
         gate.release()
     lab.run()
@@ -407,7 +511,7 @@ def test_flaw_13_huge_requests_and_bases_that_never_end_are_refused(
 def test_flaw_14_no_bytes_take_nothing(lab: Any, made: Callable[..., CachingHostAllocator]) -> None:
     allocator = made(device=0)
     block = allocator.host_allocate(0, lab.stream())
-    assert (block.address, block.nbytes, block.capacity_nbytes) == (0, 0, 0)
+    assert (block.address, block.nbytes, block.bin_nbytes) == (0, 0, 0)
     assert block.array.shape == (0,)
     assert figures(allocator) == (0, 0, 0, 0)
     block.record_stream(lab.stream())

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from streamflow.backends.base import Access
+from streamflow.backends.checksum import checksum, sampled_checksum
 from streamflow.backends.sim import host_memory
-from streamflow.backends.sim.checksum import checksum, sampled_checksum
 from streamflow.backends.sim.report import RaceKind
 
 NBYTES = 64

@@ -1,4 +1,4 @@
-"""Checksums of host memory that must not change, for the race checker."""
+"""Checksums of host memory that must not change: for the race checker, and for debugging."""
 
 from __future__ import annotations
 

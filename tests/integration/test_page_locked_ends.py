@@ -1,0 +1,272 @@
+"""Sources and destinations that are page-locked already are used as they are."""
+
+import gc
+import weakref
+
+import anyio
+import numpy as np
+import pytest
+from page_locked_memory import page_locked_bytes
+from support import error_of, turns, until, virtual
+
+import streamflow as sf
+from streamflow.errors import UpstreamFailed
+from streamflow.runtime import host_memory
+
+N = 1 << 19  # float32s: 2 MiB, above what is copied inline and what the driver is asked about
+RNG = np.random.default_rng(7)
+
+
+def counts(dev):
+    core = dev._core
+    return core.stagers.num_tasks, core.background.num_tasks, core.pinned.num_live
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["ours", "another library's"])
+def test_cr10_a_source_that_is_pinned_is_not_staged(run, open_device, is_known):
+    values = RNG.random(N, np.float32)
+
+    async def main():
+        async with open_device() as dev:
+            with page_locked_bytes(dev, 4 * N, is_known=is_known) as (memory, _):
+                source = memory.view(np.float32)
+                source[:] = values
+                before = counts(dev)
+                x = await dev.put(source)
+                y = dev.empty(N, np.float32)
+                await dev.copy(y, source)
+                assert counts(dev) == before
+                source[:] = 0  # as `await x` has seen it read
+                return await dev.get(x), await dev.get(y)
+
+    for back in run(main):
+        np.testing.assert_array_equal(back, values)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["ours", "another library's"])
+def test_cr10_an_out_that_is_pinned_is_written_as_it_is(run, open_device, is_known):
+    values = RNG.random((2, N // 2), np.float32)
+
+    async def main():
+        async with open_device() as dev:
+            with page_locked_bytes(dev, 4 * N + 8, is_known=is_known) as (memory, _):
+                memory[:] = 0xA5
+                x = await dev.put(values)
+                before = counts(dev)
+                out = memory[4:-4].view(np.float32).reshape(2, -1)
+                assert await dev.get(x, out=out) is out
+                assert counts(dev) == before
+                return out.copy(), memory[:4].copy(), memory[-4:].copy()
+
+    out, head, tail = run(main)
+    np.testing.assert_array_equal(out, values)
+    assert (np.concatenate([head, tail]) == 0xA5).all()
+
+
+def test_cr10_a_result_of_a_host_task_that_is_pinned_is_not_staged(run):
+    async def main():
+        async with virtual() as dev:
+            with page_locked_bytes(dev, 4 * N) as (memory, owner):
+                x = dev.empty(N, np.float32)
+                await x
+
+                def fill():
+                    source = memory.view(np.float32)
+                    source[:] = 3
+                    return source
+
+                before = dev._core.stagers.num_tasks
+                filled = dev.host(fill)
+                dev.put(filled, out=x)
+                await filled
+                await x
+                assert owner.region.reads  # a release waits for the copy
+                assert dev._core.stagers.num_tasks == before
+                return await dev.get(x)
+
+    assert (run(main) == 3).all()
+
+
+def test_a_small_pinned_source_is_read_before_put_returns(run):
+    """Results of ``get`` are pinned, which few programs know: they are read like any other."""
+
+    async def main():
+        async with virtual() as dev:
+            with page_locked_bytes(dev, 4096, has_region=False) as (memory, _):
+                memory[:] = 1
+                x = dev.put(memory)
+                memory[:] = 2
+                return await dev.get(x)
+
+    assert (run(main) == 1).all()
+
+
+@pytest.mark.parametrize("nbytes", [4096, 1 << 20])
+def test_ops_on_one_lease_are_ordered_among_each_other(run, open_device, nbytes):
+    """Out into a lease, in from it, out again: no await between them, on three streams."""
+    values = RNG.integers(0, 255, nbytes, np.uint8)
+
+    async def main():
+        async with open_device() as dev:
+            with page_locked_bytes(dev, nbytes) as (memory, owner):
+                x, zeros = dev.put(values), dev.zeros(nbytes, np.uint8)
+                streams = [dev.stream() for _ in range(3)]
+                stall = open_device.stall(dev, streams[0])
+                dev.get(x, out=memory, stream=streams[0])
+                y = dev.put(memory, stream=streams[1])
+                last = dev.get(zeros, out=memory, stream=streams[2])
+                assert owner.region.last_write is last.ticket
+                await turns()
+                assert not last.done()
+                stall.release()
+                await last
+                assert not memory.any()
+                return await dev.get(y)
+
+    np.testing.assert_array_equal(run(main), values)
+
+
+def test_strided_parts_of_a_lease_are_staged_and_ordered(run):
+    values = np.arange(N, dtype=np.float32)
+
+    async def main():
+        async with virtual() as dev:
+            with page_locked_bytes(dev, 8 * N) as (memory, _):
+                pairs = memory.view(np.float32).reshape(N, 2)
+                pairs[:] = -1
+                x, stream = dev.put(values), dev.stream()
+                await x
+                gate = dev.sim.gate(stream)
+                dev.get(x, out=pairs[:, 1], stream=stream)
+                y = dev.put(pairs[:, 1])
+                copied = dev.copy(pairs[:, 0], pairs[:, 1])  # on the host
+                await turns()
+                assert not copied.done()
+                gate.release()
+                await copied
+                return await dev.get(y), pairs.copy()
+
+    back, pairs = run(main)
+    np.testing.assert_array_equal(back, values)
+    np.testing.assert_array_equal(pairs, np.stack([values, values], axis=1))
+
+
+def test_a_failed_write_of_a_lease_fails_its_readers(run):
+    async def main():
+        async with virtual() as dev:
+            with page_locked_bytes(dev, 1 << 20) as (memory, _):
+                x = await dev.put(memory)
+                dev.sim.fail(kind="copy_d2h", nth=1, sticky=False)
+                bad = dev.get(x, out=memory)
+                read = dev.put(memory)
+                assert isinstance(await error_of(bad), sf.DeviceError)
+                assert isinstance(await error_of(read), UpstreamFailed)
+                await dev.get(x, out=memory)  # a write needs nothing of what was there
+                await dev.put(memory)
+
+    run(main)
+
+
+def test_a_released_lease_is_refused_before_anything_is_submitted(run):
+    async def main():
+        async with virtual() as dev:
+            with page_locked_bytes(dev, 1 << 20) as (memory, owner):
+                x, plain = await dev.put(memory), np.zeros_like(memory)
+                owner.is_released = True
+                before, live = dev.stats().num_submitted, dev.live()
+                for call in (
+                    lambda: dev.put(memory),
+                    lambda: dev.get(x, out=memory),
+                    lambda: dev.copy(memory, plain),
+                    lambda: dev.copy(plain, memory),
+                ):
+                    with pytest.raises(ValueError, match="released"):
+                        call()
+                assert dev.stats().num_submitted == before
+                assert dev.live() == live
+
+    run(main)
+
+
+def test_c5_a_pinned_source_lives_until_its_copy_has_retired(run, open_device):
+    async def main():
+        async with open_device() as dev:
+            with page_locked_bytes(dev, 1 << 20, has_region=False) as (memory, _):
+                memory[:] = 9
+
+                class Array(np.ndarray):  # of which there can be weak references
+                    pass
+
+                source = memory.view(Array)
+                gone = weakref.ref(source)
+                stream = dev.stream()
+                stall = open_device.stall(dev, stream)
+                x = dev.put(source, stream=stream)
+                staged = x.staged
+                del source
+                gc.collect()
+                held = list(host_memory._in_flight.values())
+                assert any(np.shares_memory(array, memory) for array in held)
+                assert not staged.done()
+                del held
+                stall.release()
+                await staged
+                gc.collect()
+                assert gone() is None
+                assert not host_memory._in_flight
+                return await dev.get(x)
+
+    assert (run(main) == 9).all()
+
+
+def test_r6_what_a_device_left_behind_may_still_read_is_kept(run):
+    async def main():
+        dev = virtual(close_timeout_s=0.02)
+        await dev.__aenter__()
+        with page_locked_bytes(dev, 1 << 20) as (memory, _):
+            stream = dev.stream()
+            gate = dev.sim.gate(stream)
+            dev.put(memory, stream=stream)
+            with pytest.raises(TimeoutError, match="did not end"):
+                await dev.__aexit__(None, None, None)
+            try:
+                assert any(
+                    np.shares_memory(array, memory) for array in host_memory._in_flight.values()
+                )
+            finally:
+                host_memory._in_flight.clear()
+                gate.release()
+                while dev._core.backend.advance(0):
+                    pass
+
+    run(main)
+
+
+def test_r8_cancelling_the_await_of_a_direct_get_waits_for_the_write(run, open_device):
+    async def main():
+        async with open_device() as dev:
+            with page_locked_bytes(dev, 1 << 20, has_region=False) as (memory, _):
+                x = await dev.put(np.full(1 << 20, 5, np.uint8))
+                stream = dev.stream()
+                stall = open_device.stall(dev, stream)
+                op = dev.get(x, out=memory, stream=stream)
+                seen = []
+
+                async def waiting():
+                    try:
+                        await op
+                    finally:
+                        seen.append(memory.all())
+
+                async with anyio.create_task_group() as group:
+                    group.start_soon(waiting)
+                    await turns()
+                    group.cancel_scope.cancel()
+                    with anyio.CancelScope(shield=True):
+                        await turns()
+                        assert not seen
+                        stall.release()
+                        await until(lambda: seen)
+                return seen
+
+    assert run(main) == [True]
