@@ -30,6 +30,7 @@ from streamflow.runtime.foreign import CallStream
 from streamflow.runtime.kernel import Kernel, kernel
 from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.pinned import Lease, PinnedPool, PinnedStats
+from streamflow.runtime.pinning import Pin
 from streamflow.runtime.report import Report, Unfinished
 from streamflow.runtime.scope import Scope
 from streamflow.runtime.shortage import MemoryReport
@@ -65,6 +66,7 @@ __all__ = [
     "OpState",
     "OutOfDeviceMemory",
     "Overlap",
+    "Pin",
     "PinnedPool",
     "PinnedStats",
     "PlacementRequest",

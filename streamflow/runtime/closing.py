@@ -200,7 +200,7 @@ async def close(core: Core, error: BaseException | None) -> None:
 def _give_up(core: Core, error: BaseException) -> None:
     for op in reversed(core.pending_ops()):
         rare = op._rare
-        if rare is None or op.kind == "free":
+        if rare is None or op.kind in ("free", "unpin"):
             continue
         if op._state is OpState.PARKED and rare.parked is not None:
             why = f"{op.name} was dropped: its device was left by {error!r}"
@@ -218,7 +218,14 @@ def give_back_blocking(core: Core, was_drained: bool) -> list[Exception]:
     if was_drained and core.lost is None:
         streams = [line.stream.close for line in core.lines if line.stream is not None]
         events = [event.close for event in core.events]
-        steps = [core.staging.close_blocking, *streams, *events, core.memory.close, *steps]
+        steps = [
+            core.pins.close_blocking,
+            core.staging.close_blocking,
+            *streams,
+            *events,
+            core.memory.close,
+            *steps,
+        ]
     keeps = not was_drained or core.lost is not None
     steps.insert(0, partial(leave_space, core.space, core.backend, keeps=keeps))
     if was_drained:

@@ -37,6 +37,7 @@ from streamflow.runtime.lease_queue import LeaseQueue
 from streamflow.runtime.op import SCOPE, Op, OpState, added
 from streamflow.runtime.parked import PickLine
 from streamflow.runtime.parking import Parking
+from streamflow.runtime.pinning import Pins
 from streamflow.runtime.poller import Poller
 from streamflow.runtime.report import Report
 from streamflow.runtime.scope import budgets_of, check_budgets
@@ -118,6 +119,7 @@ class Core:
             numa_node=backend.properties.numa_node,
         )
         self.leases = LeaseQueue(self)
+        self.pins = Pins(self)
         self.staging = Staging(
             backend,
             self.stagers,
@@ -527,6 +529,8 @@ class Core:
             self.closed_lines.forget()
         if self.leases.dropped:
             self.leases.take_dropped()
+        if self.pins.dropped:
+            self.pins.take_dropped()
         dropped = self._dropped
         if dropped:
             # Not the work of whatever scope happens to submit something now.
