@@ -134,8 +134,7 @@ async def close(core: Core, error: BaseException | None) -> None:
     within ``close_timeout_s`` is left behind: what it uses is never given back.
     """
     core.is_closing = core.needs_check = True
-    for queue in (core.memory.queue, core.leases):
-        queue.fail(Closed(f"device {core.backend.index} was closed"))
+    core.waiting.fail(Closed(f"device {core.backend.index} was closed"))
     if error is not None:
         _give_up(core, error)
     timeout_s = core.settings.close_timeout_s

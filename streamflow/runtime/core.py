@@ -43,6 +43,7 @@ from streamflow.runtime.report import Report
 from streamflow.runtime.scope import budgets_of, check_budgets
 from streamflow.runtime.timers import Timers
 from streamflow.runtime.tracer import Tracer
+from streamflow.runtime.waiting import Waiting
 from streamflow.scheduler.guards import check_process, guard
 from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.loops import EndedShell, Shell
@@ -93,6 +94,7 @@ class Core:
         self.num_parked = 0
         self._dropped: deque[tuple[int, Timeline, Region]] = deque()
         self.closed_lines = ClosedLines(self)
+        self.waiting = Waiting(self)
         self.failures = Failures()
         self._pending: dict[Op[Any], None] = {}  # parked and staging ops
         self.timers = Timers(self)
@@ -290,7 +292,7 @@ class Core:
             for older in inherited:
                 add_unpassed(older, flat)
             ticket.inherited = tuple(dict.fromkeys(flat))
-        op._error = error
+        op._error, op._result = error, None  # its array may go: the ticket stays known (R6)
         if isinstance(error, OpCancelled):
             self._finish(op, OpStep.CANCEL)
             return
@@ -575,8 +577,7 @@ class Core:
         ``keeps_blocks``: the device may still be using what the ops hold, so that is never
         given back (rule R6).
         """
-        self.memory.queue.fail(error)
-        self.leases.fail(error)
+        self.waiting.fail(error)
         in_flight = [ticket for line in self.lines for ticket in line.abandon()]
         self.completion.clear()
         self.staging.stop_all()

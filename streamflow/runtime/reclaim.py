@@ -51,8 +51,7 @@ def _condemn(core: Core) -> None:
     core.is_closing = core.is_closed = core.needs_check = True
     core.instrument = None
     core.shell = EndedShell(core.shell.key)
-    core.memory.queue.silence()
-    core.leases.silence()
+    core.waiting.silence()
     core.completion.clear()
     core.poller.close()
     core.staging.stop_all(drops_waiting=True)
