@@ -179,9 +179,9 @@ EDITS = (
     Edit(
         "R9",
         "a lost device does not fail what was in flight",
-        "streamflow/runtime/core.py",
-        "        self.abandon(lost)\n        for peer",
-        "        for peer",
+        "streamflow/runtime/losing.py",
+        "    abandon(core, lost)\n    for peer",
+        "    for peer",
         "tests/integration/test_failures.py tests/integration/test_cases_faults.py",
     ),
     Edit(
