@@ -27,6 +27,7 @@ from streamflow.runtime.ledger import DeviceStats, device_stats, live_handles
 from streamflow.runtime.live import LiveArrays
 from streamflow.runtime.opening import Opening
 from streamflow.runtime.pinned import PinnedPool
+from streamflow.runtime.pinning import Pin
 from streamflow.runtime.registry import add_open, enter_here, leave_here
 from streamflow.runtime.report import Report, make_report
 from streamflow.runtime.scope import Scope
@@ -174,11 +175,12 @@ class Device(Submit):
         if core.is_closing:
             return
         leave_here(core)
-        live = LiveArrays.of(core)
+        live, pins = LiveArrays.of(core), core.pins.where()
         await close(core, error)
         leave(core, error)
         if error is None and core.lost is None:
             live.warn(stacklevel=2)  # last: as an error it leaves nothing half closed
+            core.pins.warn(pins, stacklevel=2)
 
     @property
     def _core(self) -> Core:
@@ -327,6 +329,44 @@ class Device(Submit):
         """The pool of page-locked host memory: leases, ``trim``, ``stats``."""
         self._here  # noqa: B018
         return self._pinned
+
+    def pin(self, array: Any) -> Pin:
+        """Page-lock the program's own memory, so that copies from and to it need no staging.
+
+        ``async with dev.pin(x):``, or ``pin = await dev.pin(x)`` and ``await pin.unpin()``. It
+        costs what staging the array once or twice does: for memory that is copied more often.
+
+        Parameters
+        ----------
+        array : ndarray or buffer
+            In any layout: all bytes from its first to its last are pinned, and the pin keeps it.
+            Inside what is pinned already, also by another device or another task, it counts once
+            more, and the last unpin counts. What is page-locked by other means stays as it is.
+
+        Returns
+        -------
+        Pin
+            Await it.
+
+        Ordering
+        --------
+        At once, on a worker thread. Copies submitted before it has ended are staged.
+
+        Raises
+        ------
+        TypeError
+            No memory of the host that NumPy sees without a copy, or no plain bytes.
+        ValueError
+            Memory of a lease that was released. On awaiting: it overlaps what is pinned
+            already, and does not lie in it.
+        OutOfDeviceMemory, DeviceError
+            On awaiting: the system page-locks no more, or not this memory.
+
+        Notes
+        -----
+        An await that is cancelled undoes the pin.
+        """
+        return self._core.pins.pin(array)
 
     @property
     def is_healthy(self) -> bool:
