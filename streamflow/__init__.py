@@ -1,6 +1,6 @@
 """streamflow: an async/await task-graph runtime for CUDA with stream-ordered memory."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamflow.backends import register_backend
 from streamflow.backends.base import Access, DeviceProperties, PoolInfo
@@ -39,6 +39,9 @@ from streamflow.runtime.stream import Lane, Stream
 from streamflow.scheduler.placement import LaneLoad, PlacementRequest
 from streamflow.trace.answers import Overlap
 from streamflow.trace.model import EdgeReason, Trace, TracedEdge, TracedOp
+
+if TYPE_CHECKING:
+    from streamflow.runtime.synced import SyncedArray, SyncedState
 
 __all__ = [
     "Access",
@@ -81,6 +84,8 @@ __all__ = [
     "SimulatorWarning",
     "Stream",
     "StreamflowError",
+    "SyncedArray",
+    "SyncedState",
     "Trace",
     "TracedEdge",
     "TracedOp",
@@ -99,6 +104,10 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         return import_module("streamflow.testing")
+    if name in ("SyncedArray", "SyncedState"):  # few programs use it (R13)
+        from importlib import import_module
+
+        return getattr(import_module("streamflow.runtime.synced"), name)
     if name == "__version__":  # reading metadata takes longer than the rest of this import
         from importlib.metadata import version
 

@@ -131,11 +131,12 @@ class Staging:
         self._start_waiting(job.is_in)
 
     def _piece_nbytes(self, job: StagingJob) -> int:
-        """A chunk, or less where the threads would not all have two pieces to work on.
+        """A chunk, or less where that would leave the threads fewer than four pieces each.
 
-        With two, a thread fills the second while the first is on the link.
+        The link idles while all fill their first piece, and the threads while their last ones
+        are on the link: little of it where pieces are many. Beyond that, small ones only cost.
         """
-        share = -(-job.array.nbytes // (2 * self._num))
+        share = -(-job.array.nbytes // (4 * self._num))
         return min(self._nbytes[job.is_in], max(_MIN_PIECE_NBYTES, share))
 
     def stop(self, job: StagingJob) -> None:

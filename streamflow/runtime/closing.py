@@ -13,6 +13,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from streamflow.errors import Closed, DeadlineExceeded, OpCancelled, RaceDetected
 from streamflow.memory.space import leave_space
 from streamflow.runtime.failures import add_note, add_notes, raise_group
+from streamflow.runtime.losing import abandon
 from streamflow.runtime.op import Op, OpState, added
 from streamflow.runtime.registry import take_open
 from streamflow.runtime.report import make_report
@@ -134,8 +135,7 @@ async def close(core: Core, error: BaseException | None) -> None:
     within ``close_timeout_s`` is left behind: what it uses is never given back.
     """
     core.is_closing = core.needs_check = True
-    for queue in (core.memory.queue, core.leases):
-        queue.fail(Closed(f"device {core.backend.index} was closed"))
+    core.waiting.fail(Closed(f"device {core.backend.index} was closed"))
     if error is not None:
         _give_up(core, error)
     timeout_s = core.settings.close_timeout_s
@@ -170,7 +170,7 @@ async def close(core: Core, error: BaseException | None) -> None:
     core.is_closed = True
     if not was_drained:
         closed = Closed(_left_behind(core))
-        core.abandon(closed, keeps_blocks=True)
+        abandon(core, closed, keeps_blocks=True)
         core.observed(closed)  # leave() tells
     if core.lost is not None:
         core.memory.live.clear()  # the memory went with the device

@@ -446,7 +446,7 @@ class Launcher:
         if value._core is not self._core:
             raise ValueError(f"{what}: {value!r} belongs to another device or event loop")
         if value._memory.is_freed:
-            raise Closed(f"{what}: {value!r} was freed")
+            raise Closed(f"{what}: {value!r} {value._memory.gone}")
         if parameter.dtype is not None and value.dtype != parameter.dtype:
             raise TypeError(f"{what} takes {parameter.dtype}, found {value.dtype}")
 

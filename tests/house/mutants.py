@@ -126,9 +126,9 @@ EDITS = (
     Edit(
         "R6",
         "what work that was left behind uses is given back all the same",
-        "streamflow/runtime/core.py",
-        "            if keeps_blocks and rare is not None:\n"
-        "                rare.on_retired = None\n",
+        "streamflow/runtime/losing.py",
+        "        if keeps_blocks and rare is not None:\n"
+        "            rare.on_retired = None\n",
         "",
         "tests/integration/test_lifetimes.py tests/integration/test_robustness_closing.py "
         "tests/integration/test_cases_kept_errors.py tests/integration/test_cases_cancel.py",
@@ -179,9 +179,9 @@ EDITS = (
     Edit(
         "R9",
         "a lost device does not fail what was in flight",
-        "streamflow/runtime/core.py",
-        "        self.abandon(lost)\n        for peer",
-        "        for peer",
+        "streamflow/runtime/losing.py",
+        "    abandon(core, lost)\n    for peer",
+        "    for peer",
         "tests/integration/test_failures.py tests/integration/test_cases_faults.py",
     ),
     Edit(
@@ -276,6 +276,14 @@ EDITS = (
     ),
     Edit(
         "R6",
+        "a cached pinned block does not wait for the ops that use it",
+        "streamflow/memory/host_cache.py",
+        "        points: list[Point] = list(op_points(cell))\n",
+        "        points: list[Point] = []\n",
+        "tests/integration/test_caching_host_ops.py",
+    ),
+    Edit(
+        "R6",
         "a cached pinned block is free when its event can't be asked",
         "streamflow/memory/host_blocks.py",
         "DeviceLost):  # the ops report it\n                return False\n",
@@ -311,8 +319,8 @@ EDITS = (
         "Leases",
         "whoever fits overtakes those who wait for a lease",
         "streamflow/memory/pinned.py",
-        "                if self.on_release is not None and not is_waiter and nbytes > SMALL_NBYTES:\n"
-        "                    return None\n",
+        "                if self.on_release is not None and not is_waiter and"
+        " nbytes > SMALL_NBYTES:\n                    return None\n",
         "",
         "tests/unit/memory/test_pinned_blocks.py tests/integration/test_leases.py",
     ),

@@ -63,6 +63,57 @@ def test_cr10_an_out_that_is_pinned_is_written_as_it_is(run, open_device, is_kno
     assert (np.concatenate([head, tail]) == 0xA5).all()
 
 
+@pytest.mark.parametrize("source", ["a lease", "a result"])
+def test_cr10_what_the_pool_has_given_is_used_as_it_is(run, open_device, source):
+    """Large: the lease of a megabyte and more, the array that ``get`` returned."""
+    values = RNG.random(N, np.float32)
+
+    async def main():
+        async with open_device() as dev:
+            x = await dev.put(values)
+            if source == "a lease":
+                async with dev.pinned.lease(4 * N) as lease:
+                    array = lease.array(N, np.float32)
+                    array[:] = values
+                    return await moved(dev, array)
+            return await moved(dev, await dev.get(x))
+
+    async def moved(dev, array):
+        before = counts(dev)
+        y = await dev.put(array)
+        z = dev.zeros(N, np.float32)
+        await dev.get(z, out=array)
+        assert counts(dev) == before
+        assert not array.any()
+        return await dev.get(y)
+
+    np.testing.assert_array_equal(run(main), values)
+
+
+def test_c5_a_lease_is_not_anothers_before_its_copies_have_ended(run, open_device):
+    """Released with a copy from it stalled: the device gets what was there."""
+
+    async def main():
+        async with open_device() as dev:
+            stream = dev.stream()
+            async with dev.pinned.lease(1 << 20) as lease:
+                lease.array()[:] = 7
+                address = lease.address
+                stall = open_device.stall(dev, stream)
+                x = dev.put(lease.array(), stream=stream)
+            async with dev.pinned.lease(1 << 20) as other:
+                other.array()[:] = 8
+                assert x.staged.done() or other.address != address
+                stall.release()
+                back = await dev.get(x)
+            await turns()
+            async with dev.pinned.lease(1 << 20) as again:
+                assert again.address in (address, other.address)
+            return back
+
+    assert (run(main) == 7).all()
+
+
 def test_cr10_a_result_of_a_host_task_that_is_pinned_is_not_staged(run):
     async def main():
         async with virtual() as dev:
@@ -270,3 +321,21 @@ def test_r8_cancelling_the_await_of_a_direct_get_waits_for_the_write(run, open_d
                 return seen
 
     assert run(main) == [True]
+
+
+def test_a_copy_that_failed_does_not_keep_the_memory_it_was_to_write(run):
+    async def main():
+        async with virtual() as dev:
+            x = dev.zeros(8, np.float32)
+            out = await dev.get(x)  # pinned: the next copy goes there directly
+            with dev.sim.fail("copy_d2h", error=ValueError("no copy"), sticky=False):
+                assert isinstance(await error_of(dev.get(x, out=out)), sf.DeviceError)
+            known = weakref.ref(out)
+            del out
+            await dev.synchronize()
+            gc.collect()
+            assert known() is None
+            assert "pinned block" not in dev.live()
+            del x
+
+    run(main)
