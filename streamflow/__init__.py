@@ -28,6 +28,7 @@ from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.collect import as_completed, gather
 from streamflow.runtime.foreign import CallStream
 from streamflow.runtime.kernel import Kernel, kernel
+from streamflow.runtime.mapped import MappedArray
 from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.pinned import Lease, PinnedPool, PinnedStats
 from streamflow.runtime.pinning import Pin
@@ -63,6 +64,7 @@ __all__ = [
     "LaneLoad",
     "LaunchFailed",
     "Lease",
+    "MappedArray",
     "MemoryReport",
     "Op",
     "OpCancelled",

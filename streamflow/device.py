@@ -13,6 +13,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
+import numpy as np
 
 from streamflow.backends import choose_backend
 from streamflow.backends.base import DeviceProperties
@@ -25,6 +26,7 @@ from streamflow.runtime.core import Core
 from streamflow.runtime.launch import Launcher
 from streamflow.runtime.ledger import DeviceStats, device_stats, live_handles
 from streamflow.runtime.live import LiveArrays
+from streamflow.runtime.mapped import MappedArray, make_mapped
 from streamflow.runtime.opening import Opening
 from streamflow.runtime.pinned import PinnedPool
 from streamflow.runtime.pinning import Pin
@@ -367,6 +369,46 @@ class Device(Submit):
         An await that is cancelled undoes the pin.
         """
         return self._core.pins.pin(array)
+
+    async def mapped(
+        self, shape: Any, dtype: Any = np.float64, *, timeout: float | None = None
+    ) -> MappedArray:
+        """An array in pinned memory of the host, which kernels read and write where it is.
+
+        For small inputs that a kernel reads once, and results of a few numbers: it saves the
+        copy. Every read of a kernel goes over the link, so what is read several times is copied.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+        dtype : dtype-like
+            As for :meth:`empty`.
+        timeout : float, optional
+            Seconds to wait for pinned memory, by the device's clock; default: no limit.
+
+        Returns
+        -------
+        MappedArray
+            Uninitialised: write ``m.host``.
+
+        Ordering
+        --------
+        Takes a cached block of the pinned pool, else waits as a lease does. Uses are
+        ordered as those of any array. The host's own are not: ``await m.idle()`` before
+        ``m.host`` is written again.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Not a shape or dtype, or more than the whole budget of pinned memory.
+        DeadlineExceeded
+            No pinned memory within ``timeout``.
+        Closed
+            The device was closed meanwhile.
+        DeviceError
+            The device does not see memory of the host.
+        """
+        return await make_mapped(self._core, shape, dtype, timeout)
 
     @property
     def is_healthy(self) -> bool:

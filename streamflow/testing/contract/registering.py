@@ -104,6 +104,18 @@ class RegisterContract(Harness):
             pass
 
     @fidelity
+    def test_two_ranges_may_share_a_page(self, rig: Rig) -> None:
+        """Ranges that share a page, but no byte, are registered and unregistered apart."""
+        own = _own(4096, 6)
+        low, high = own[:1000], own[1000:3000]
+        there = rig.empty(4096)
+        with _registered(rig, low) as address:
+            with _registered(rig, high) as other:
+                rig.backend.copy_h2d(there + 1000, other, high.nbytes, rig.stream)
+            rig.backend.copy_h2d(there, address, low.nbytes, rig.stream)
+            assert (rig.get(there, 3000) == 6).all()
+
+    @fidelity
     def test_memory_can_be_registered_again_and_again(self, rig: Rig) -> None:
         """Memory that was unregistered can be registered again."""
         own = _own(_MIB)
