@@ -1,6 +1,6 @@
 """streamflow: an async/await task-graph runtime for CUDA with stream-ordered memory."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamflow.backends import register_backend
 from streamflow.backends.base import Access, DeviceProperties, PoolInfo
@@ -28,8 +28,10 @@ from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.collect import as_completed, gather
 from streamflow.runtime.foreign import CallStream
 from streamflow.runtime.kernel import Kernel, kernel
+from streamflow.runtime.mapped import MappedArray
 from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.pinned import Lease, PinnedPool, PinnedStats
+from streamflow.runtime.pinning import Pin
 from streamflow.runtime.report import Report, Unfinished
 from streamflow.runtime.scope import Scope
 from streamflow.runtime.shortage import MemoryReport
@@ -37,6 +39,9 @@ from streamflow.runtime.stream import Lane, Stream
 from streamflow.scheduler.placement import LaneLoad, PlacementRequest
 from streamflow.trace.answers import Overlap
 from streamflow.trace.model import EdgeReason, Trace, TracedEdge, TracedOp
+
+if TYPE_CHECKING:
+    from streamflow.runtime.synced import SyncedArray, SyncedState
 
 __all__ = [
     "Access",
@@ -59,12 +64,14 @@ __all__ = [
     "LaneLoad",
     "LaunchFailed",
     "Lease",
+    "MappedArray",
     "MemoryReport",
     "Op",
     "OpCancelled",
     "OpState",
     "OutOfDeviceMemory",
     "Overlap",
+    "Pin",
     "PinnedPool",
     "PinnedStats",
     "PlacementRequest",
@@ -77,6 +84,8 @@ __all__ = [
     "SimulatorWarning",
     "Stream",
     "StreamflowError",
+    "SyncedArray",
+    "SyncedState",
     "Trace",
     "TracedEdge",
     "TracedOp",
@@ -95,6 +104,10 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         return import_module("streamflow.testing")
+    if name in ("SyncedArray", "SyncedState"):  # few programs use it (R13)
+        from importlib import import_module
+
+        return getattr(import_module("streamflow.runtime.synced"), name)
     if name == "__version__":  # reading metadata takes longer than the rest of this import
         from importlib.metadata import version
 

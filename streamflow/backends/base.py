@@ -273,6 +273,29 @@ class Backend(Protocol):
     def free_pinned_blocking(self, address: int, /) -> None:
         """Give pinned memory back; may wait for running kernels."""
 
+    def register_host_blocking(self, address: int, nbytes: int, is_read_only: bool, /) -> None:
+        """Page-lock memory that the program allocated itself, for every device of the process.
+
+        ``is_read_only``: the host may have it mapped for reading only; then devices only read it.
+        Memory that is page-locked already, in whole or in part, is refused.
+        """
+
+    def unregister_host_blocking(self, address: int, /) -> None:
+        """The memory registered at ``address`` is pageable again; every use must have ended.
+
+        May wait for running kernels. Works after :meth:`close`, too.
+        """
+
+    def map_pinned(self, address: int, nbytes: int, /) -> int:
+        """Where the device sees these page-locked bytes of the host's, for arrays to lie in.
+
+        As after :meth:`allocate_mapped_blocking`, a copy from or to other pinned memory waits
+        for nothing. Undone by :meth:`unmap_pinned`, before the memory goes.
+        """
+
+    def unmap_pinned(self, address: int, /) -> None:
+        """No array lies at ``address``, as :meth:`map_pinned` gave it, any more. Cheap."""
+
     # -- stream-ordered pools ------------------------------------------------------
     def create_pool(
         self,

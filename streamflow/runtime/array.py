@@ -34,6 +34,11 @@ class Allocation:
 
     __slots__ = ("__weakref__", "address", "core", "home", "is_freed", "nbytes", "op", "root")
 
+    gone = "was freed"
+    """What is told of an array whose memory was given back."""
+    is_lent = False
+    """Whether somebody else frees it."""
+
     def __init__(self, core: Core, address: int, nbytes: int, op: Op[None], home: Timeline) -> None:
         self.core = core
         self.address = address
@@ -155,8 +160,9 @@ class DeviceArray:
         if core.needs_check or core.shell.current() is not core.shell.key:
             core.check_open()
         memory = self._memory
-        if memory.is_freed:
+        if memory.is_freed or memory.is_lent:
             self.check_usable()
+            raise ValueError(f"{self!r} is lent by a SyncedArray, which frees it itself")
         return core.memory.free_array(memory, stream, _getframe(1))
 
     @property
@@ -167,7 +173,7 @@ class DeviceArray:
     def check_usable(self) -> None:
         """Raise ``Closed`` if the memory was given back."""
         if self._memory.is_freed:
-            raise Closed(f"{self!r} was freed")
+            raise Closed(f"{self!r} {self._memory.gone}")
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

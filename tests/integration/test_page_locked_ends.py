@@ -375,3 +375,21 @@ def test_r8_cancelling_the_await_of_a_direct_get_waits_for_the_write(run, open_d
                 return seen
 
     assert run(main) == [True]
+
+
+def test_a_copy_that_failed_does_not_keep_the_memory_it_was_to_write(run):
+    async def main():
+        async with virtual() as dev:
+            x = dev.zeros(8, np.float32)
+            out = await dev.get(x)  # pinned: the next copy goes there directly
+            with dev.sim.fail("copy_d2h", error=ValueError("no copy"), sticky=False):
+                assert isinstance(await error_of(dev.get(x, out=out)), sf.DeviceError)
+            known = weakref.ref(out)
+            del out
+            await dev.synchronize()
+            gc.collect()
+            assert known() is None
+            assert "pinned block" not in dev.live()
+            del x
+
+    run(main)
