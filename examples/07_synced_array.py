@@ -1,8 +1,8 @@
 """One array on both sides: copied when a side is used, and only if the other one is newer.
 
-``m.host()`` and ``m.device()`` say which side a block uses, and whether it writes. ``m.push()`` and
-``m.pull()`` copy ahead of time. Leaving a block that writes on the device waits for nothing: the next
-read on the host comes after its kernels.
+``m.host()`` and ``m.device()`` say which side a block uses, and whether it writes. ``m.push()``
+and ``m.pull()`` copy ahead of time. Leaving a block that writes on the device waits for nothing:
+the next read on the host comes after its kernels.
 """
 
 import asyncio

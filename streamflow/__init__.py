@@ -28,8 +28,10 @@ from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.collect import as_completed, gather
 from streamflow.runtime.foreign import CallStream
 from streamflow.runtime.kernel import Kernel, kernel
+from streamflow.runtime.mapped import MappedArray
 from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.pinned import Lease, PinnedPool, PinnedStats
+from streamflow.runtime.pinning import Pin
 from streamflow.runtime.report import Report, Unfinished
 from streamflow.runtime.scope import Scope
 from streamflow.runtime.shortage import MemoryReport
@@ -62,12 +64,14 @@ __all__ = [
     "LaneLoad",
     "LaunchFailed",
     "Lease",
+    "MappedArray",
     "MemoryReport",
     "Op",
     "OpCancelled",
     "OpState",
     "OutOfDeviceMemory",
     "Overlap",
+    "Pin",
     "PinnedPool",
     "PinnedStats",
     "PlacementRequest",

@@ -13,6 +13,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
+import numpy as np
 
 from streamflow.backends import choose_backend
 from streamflow.backends.base import DeviceProperties
@@ -25,8 +26,10 @@ from streamflow.runtime.core import Core
 from streamflow.runtime.launch import Launcher
 from streamflow.runtime.ledger import DeviceStats, device_stats, live_handles
 from streamflow.runtime.live import LiveArrays
+from streamflow.runtime.mapped import MappedArray, make_mapped
 from streamflow.runtime.opening import Opening
 from streamflow.runtime.pinned import PinnedPool
+from streamflow.runtime.pinning import Pin
 from streamflow.runtime.registry import add_open, enter_here, leave_here
 from streamflow.runtime.report import Report, make_report
 from streamflow.runtime.scope import Scope
@@ -174,11 +177,12 @@ class Device(Submit):
         if core.is_closing:
             return
         leave_here(core)
-        live = LiveArrays.of(core)
+        live, pins = LiveArrays.of(core), core.pins.where()
         await close(core, error)
         leave(core, error)
         if error is None and core.lost is None:
             live.warn(stacklevel=2)  # last: as an error it leaves nothing half closed
+            core.pins.warn(pins, stacklevel=2)
 
     @property
     def _core(self) -> Core:
@@ -327,6 +331,84 @@ class Device(Submit):
         """The pool of page-locked host memory: leases, ``trim``, ``stats``."""
         self._here  # noqa: B018
         return self._pinned
+
+    def pin(self, array: Any) -> Pin:
+        """Page-lock the program's own memory, so that copies from and to it need no staging.
+
+        ``async with dev.pin(x):``, or ``pin = await dev.pin(x)`` and ``await pin.unpin()``. It
+        costs what staging the array once or twice does: for memory that is copied more often.
+
+        Parameters
+        ----------
+        array : ndarray or buffer
+            In any layout: all bytes from its first to its last are pinned, and the pin keeps it.
+            Inside what is pinned already, also by another device or another task, it counts once
+            more, and the last unpin counts. What is page-locked by other means stays as it is.
+
+        Returns
+        -------
+        Pin
+            Await it.
+
+        Ordering
+        --------
+        At once, on a worker thread. Copies submitted before it has ended are staged.
+
+        Raises
+        ------
+        TypeError
+            No memory of the host that NumPy sees without a copy, or no plain bytes.
+        ValueError
+            Memory of a lease that was released. On awaiting: it overlaps what is pinned
+            already, and does not lie in it.
+        OutOfDeviceMemory, DeviceError
+            On awaiting: the system page-locks no more, or not this memory.
+
+        Notes
+        -----
+        An await that is cancelled undoes the pin.
+        """
+        return self._core.pins.pin(array)
+
+    async def mapped(
+        self, shape: Any, dtype: Any = np.float64, *, timeout: float | None = None
+    ) -> MappedArray:
+        """An array in pinned memory of the host, which kernels read and write where it is.
+
+        For small inputs that a kernel reads once, and results of a few numbers: it saves the
+        copy. Every read of a kernel goes over the link, so what is read several times is copied.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+        dtype : dtype-like
+            As for :meth:`empty`.
+        timeout : float, optional
+            Seconds to wait for pinned memory, by the device's clock; default: no limit.
+
+        Returns
+        -------
+        MappedArray
+            Uninitialised: write ``m.host``.
+
+        Ordering
+        --------
+        Takes a cached block of the pinned pool, else waits as a lease does. Uses are
+        ordered as those of any array. The host's own are not: ``await m.idle()`` before
+        ``m.host`` is written again.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Not a shape or dtype, or more than the whole budget of pinned memory.
+        DeadlineExceeded
+            No pinned memory within ``timeout``.
+        Closed
+            The device was closed meanwhile.
+        DeviceError
+            The device does not see memory of the host.
+        """
+        return await make_mapped(self._core, shape, dtype, timeout)
 
     @property
     def is_healthy(self) -> bool:

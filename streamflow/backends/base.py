@@ -4,8 +4,8 @@ Handles stay small and are the backend's own: on CUDA a stream *is* a
 ``cuda.core.Stream`` and an event *is* a ``cuda.core.Event``, so the hot path
 pays no wrapper. Verbs are thread-safe. Those ending in ``_blocking`` may block
 their thread and are never called on the event loop (rule R1). Addresses are
-plain ints; every host address given to a copy must lie in memory from
-:meth:`Backend.allocate_pinned_blocking`.
+plain ints; every host address given to a copy must lie in page-locked memory, from
+:meth:`Backend.allocate_pinned_blocking` or of somebody else's.
 
 A backend raises its own errors; :meth:`Backend.translate` turns any of them into
 streamflow's tree.
@@ -272,6 +272,29 @@ class Backend(Protocol):
 
     def free_pinned_blocking(self, address: int, /) -> None:
         """Give pinned memory back; may wait for running kernels."""
+
+    def register_host_blocking(self, address: int, nbytes: int, is_read_only: bool, /) -> None:
+        """Page-lock memory that the program allocated itself, for every device of the process.
+
+        ``is_read_only``: the host may have it mapped for reading only; then devices only read it.
+        Memory that is page-locked already, in whole or in part, is refused.
+        """
+
+    def unregister_host_blocking(self, address: int, /) -> None:
+        """The memory registered at ``address`` is pageable again; every use must have ended.
+
+        May wait for running kernels. Works after :meth:`close`, too.
+        """
+
+    def map_pinned(self, address: int, nbytes: int, /) -> int:
+        """Where the device sees these page-locked bytes of the host's, for arrays to lie in.
+
+        As after :meth:`allocate_mapped_blocking`, a copy from or to other pinned memory waits
+        for nothing. Undone by :meth:`unmap_pinned`, before the memory goes.
+        """
+
+    def unmap_pinned(self, address: int, /) -> None:
+        """No array lies at ``address``, as :meth:`map_pinned` gave it, any more. Cheap."""
 
     # -- stream-ordered pools ------------------------------------------------------
     def create_pool(

@@ -102,6 +102,10 @@ class MemorySupport:
     """Host and device may touch managed memory at the same time; prefetch and advice work."""
     has_pageable_access: bool
     """The device reads the host's plain memory."""
+    has_host_register: bool
+    """Memory of the program's own can be page-locked."""
+    has_read_only_host_register: bool
+    """That too which the host has mapped for reading only, a file's say."""
     pool_handle_types: frozenset[str]
     """How a pool's memory can be shared with other processes: ``"posix_fd"``, ``"win32"``,
     ``"fabric"``."""

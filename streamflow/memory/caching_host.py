@@ -245,8 +245,8 @@ class CachingHostAllocator:
         Ordering
         --------
         Records an event on each stream that uses the block, and waits for nothing: everything
-        given to them before is ordered before its next use. If this raises, the block is live as
-        before.
+        given to them before is ordered before its next use, and so are the ops that were given
+        its array. If this raises, the block is live as before.
 
         Raises
         ------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -13,13 +13,23 @@ from streamflow.backends.base import Backend
 from streamflow.backends.origin import describe, user_instruction
 from streamflow.errors import Closed, DeviceLost
 from streamflow.memory.space import Space
+from streamflow.scheduler.hazards import Region
 
 if TYPE_CHECKING:
     from types import CodeType
 
     from streamflow.memory.caching_host import CachingHostAllocator
 
-__all__ = ["Cell", "DrainPoint", "HostBlock", "HostBlockInfo", "HostBytes", "UsePoint", "reraise"]
+__all__ = [
+    "Cell",
+    "DrainPoint",
+    "HostBlock",
+    "HostBlockInfo",
+    "HostBytes",
+    "Point",
+    "UsePoint",
+    "reraise",
+]
 
 _generations = count(1)
 
@@ -66,6 +76,24 @@ class HostBlockInfo:
     device: int
     stream: Any
     ready_events: tuple[Any, ...]
+
+
+class Point(Protocol):
+    """Something that must have passed before a block may be used again."""
+
+    uid: int
+    space: Space
+    is_over: bool
+
+    @property
+    def event(self) -> Any:
+        """The backend's, where it has one that is its own."""
+
+    def is_passed(self) -> bool:
+        """Whether it has; may ask the device."""
+
+    def finish(self) -> None:
+        """It has, somebody knows."""
 
 
 class UsePoint:
@@ -172,6 +200,10 @@ class Cell:
         As given then.
     uses : dict
         By id, the streams that its present holder uses it on, and their spaces.
+    regions : dict
+        By thread, the hazards of its loop's ops on it.
+    is_live : bool
+        It is in the program's hands.
     points : tuple
         What must have passed before it may be used again.
     key : frozenset of int
@@ -184,11 +216,13 @@ class Cell:
         "address",
         "backend",
         "bin",
+        "is_live",
         "key",
         "nbytes",
         "num_asked",
         "pinned_nbytes",
         "points",
+        "regions",
         "space",
         "stream",
         "turn",
@@ -213,7 +247,9 @@ class Cell:
         self.num_asked = 0
         self.stream: Any = None
         self.uses: dict[int, tuple[Space, Any]] = {}
-        self.points: tuple[UsePoint | DrainPoint, ...] = ()
+        self.regions: dict[int, Region] = {}
+        self.is_live = False
+        self.points: tuple[Point, ...] = ()
         self.key: frozenset[int] = frozenset()
         self.turn = 0
 
@@ -327,7 +363,9 @@ class HostBlock:
         return {"version": 3, "shape": shape, "typestr": "|u1", "data": data}
 
     def record_stream(self, stream: Any) -> None:
-        """Have the free wait for ``stream`` as well: work given to it uses the block.
+        """Have the free wait for ``stream`` as well: foreign work given to it uses the block.
+
+        Ops that were given its :attr:`array` are known without.
 
         Parameters
         ----------

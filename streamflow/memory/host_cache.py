@@ -12,7 +12,9 @@ from typing import Any
 
 from streamflow.backends.base import Backend
 from streamflow.errors import Closed, DeviceLost, OutOfDeviceMemory
-from streamflow.memory.host_blocks import Cell, DrainPoint, UsePoint, reraise
+from streamflow.memory.host_blocks import Cell, DrainPoint, Point, UsePoint, reraise
+from streamflow.memory.host_ops import Used, op_points
+from streamflow.memory.page_locked import add_range, remove_range
 from streamflow.memory.sizes import quarter_class
 from streamflow.memory.space import Place, Space
 from streamflow.scheduler.guards import guard
@@ -196,8 +198,10 @@ class HostCache:
         pinned_nbytes = nbytes if order == INVALID_BIN else min(nbytes, quarter_class(num_asked))
         address = self._pin_blocking(backend, pinned_nbytes)
         cell = Cell(address, nbytes, pinned_nbytes, order, space, backend)
+        add_range(address, pinned_nbytes, Used(cell))
         with self._lock:
             prepare(cell)
+            cell.is_live = True
             self._live[address] = cell
             self.live_nbytes += nbytes
             self.num_misses += found is None
@@ -228,6 +232,7 @@ class HostCache:
                         self._set_aside(cell)
                         return cell
                     prepare(cell)
+                    cell.is_live = True
                     self._live[cell.address] = cell
                     self.live_nbytes += cell.nbytes
                     self.num_hits += 1
@@ -266,7 +271,7 @@ class HostCache:
             self.live_nbytes -= cell.nbytes
             cell.points = points
             cell.key = frozenset(point.uid for point in points)
-            cell.uses = {}
+            cell.uses, cell.regions, cell.is_live = {}, {}, False
             self._turn += 1
             cell.turn = self._turn
             if cell.bin != INVALID_BIN and cell.nbytes <= self.max_cached_bytes:
@@ -282,9 +287,11 @@ class HostCache:
         self.tell(f"returned {cell.nbytes} bytes at {cell.address:#x}")
         self.reclaim()
 
-    def _mark(self, cell: Cell) -> tuple[UsePoint | DrainPoint, ...]:
-        """Record this moment of every stream that uses the cell."""
-        points: list[UsePoint | DrainPoint] = []
+    def _mark(self, cell: Cell) -> tuple[Point, ...]:
+        """Record this moment of every stream that uses the cell, and which ops still do."""
+        points: list[Point] = list(op_points(cell))
+        for point in points:
+            self.enter(point.space)
         for space, stream in tuple(cell.uses.values()):
             try:
                 points.append(_point(space, space.place(stream)))
@@ -347,6 +354,7 @@ class HostCache:
         errors: list[Exception] = []
         for cell in cells:
             try:
+                remove_range(cell.address)
                 cell.backend.free_pinned_blocking(cell.address)
             except Exception as error:  # the others are to go back all the same
                 if not isinstance(cell.backend.translate(error, "unpinning"), DeviceLost):

@@ -14,7 +14,7 @@ import numpy as np
 
 from streamflow.scheduler.hazards import Region
 
-__all__ = ["Owner", "Usable", "add_range", "find", "remove_range"]
+__all__ = ["Owner", "Staged", "Usable", "add_range", "find", "owner_over", "remove_range"]
 
 
 class Usable(Protocol):
@@ -23,6 +23,18 @@ class Usable(Protocol):
     @property
     def region(self) -> Region | None:
         """The hazards of the ops on it (rules R3, R6); None: the program orders them."""
+
+
+class Staged:
+    """Page-locked bytes that copies are staged from and to all the same, whatever the driver says.
+
+    They are being unpinned, or pinned by another event loop, which will not wait for our ops.
+    """
+
+    __slots__ = ("region",)
+
+    def __init__(self, region: Region | None) -> None:
+        self.region = region
 
 
 class Owner(Protocol):
@@ -51,6 +63,15 @@ def remove_range(start: int) -> None:
         at = bisect_right(_starts, start) - 1
         assert _starts[at] == start
         del _starts[at], _ranges[at]
+
+
+def owner_over(start: int, stop: int) -> Owner | None:
+    """Who page-locked a range that has some of these bytes; of several, the last."""
+    with _lock:
+        at = bisect_right(_starts, stop - 1) - 1
+        if at < 0 or _ranges[at][0] <= start:
+            return None
+        return _ranges[at][1]
 
 
 def find(array: np.ndarray[Any, Any]) -> Usable | None:

@@ -13,6 +13,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from streamflow.errors import Closed, DeadlineExceeded, OpCancelled, RaceDetected
 from streamflow.memory.space import leave_space
 from streamflow.runtime.failures import add_note, add_notes, raise_group
+from streamflow.runtime.losing import abandon
 from streamflow.runtime.op import Op, OpState, added
 from streamflow.runtime.registry import take_open
 from streamflow.runtime.report import make_report
@@ -169,7 +170,7 @@ async def close(core: Core, error: BaseException | None) -> None:
     core.is_closed = True
     if not was_drained:
         closed = Closed(_left_behind(core))
-        core.abandon(closed, keeps_blocks=True)
+        abandon(core, closed, keeps_blocks=True)
         core.observed(closed)  # leave() tells
     if core.lost is not None:
         core.memory.live.clear()  # the memory went with the device
@@ -199,7 +200,7 @@ async def close(core: Core, error: BaseException | None) -> None:
 def _give_up(core: Core, error: BaseException) -> None:
     for op in reversed(core.pending_ops()):
         rare = op._rare
-        if rare is None or op.kind == "free":
+        if rare is None or op.kind in ("free", "unpin"):
             continue
         if op._state is OpState.PARKED and rare.parked is not None:
             why = f"{op.name} was dropped: its device was left by {error!r}"
@@ -217,7 +218,14 @@ def give_back_blocking(core: Core, was_drained: bool) -> list[Exception]:
     if was_drained and core.lost is None:
         streams = [line.stream.close for line in core.lines if line.stream is not None]
         events = [event.close for event in core.events]
-        steps = [core.staging.close_blocking, *streams, *events, core.memory.close, *steps]
+        steps = [
+            core.pins.close_blocking,
+            core.staging.close_blocking,
+            *streams,
+            *events,
+            core.memory.close,
+            *steps,
+        ]
     keeps = not was_drained or core.lost is not None
     steps.insert(0, partial(leave_space, core.space, core.backend, keeps=keeps))
     if was_drained:

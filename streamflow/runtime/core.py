@@ -34,9 +34,11 @@ from streamflow.runtime.futures import Futures
 from streamflow.runtime.host import HostTasks
 from streamflow.runtime.instrument import Instrument
 from streamflow.runtime.lease_queue import LeaseQueue
+from streamflow.runtime.losing import lose
 from streamflow.runtime.op import SCOPE, Op, OpState, added
 from streamflow.runtime.parked import PickLine
 from streamflow.runtime.parking import Parking
+from streamflow.runtime.pinning import Pins
 from streamflow.runtime.poller import Poller
 from streamflow.runtime.report import Report
 from streamflow.runtime.scope import budgets_of, check_budgets
@@ -52,8 +54,6 @@ from streamflow.scheduler.timeline import Ticket, Timeline
 from streamflow.scheduler.workers import Workers
 
 __all__ = ["Core"]
-
-_NUM_TOLD = 8  # suspects that an error's text names with their lines
 
 _DONE = OpState.DONE
 
@@ -120,6 +120,7 @@ class Core:
             numa_node=backend.properties.numa_node,
         )
         self.leases = LeaseQueue(self)
+        self.pins = Pins(self)
         self.staging = Staging(
             backend,
             self.stagers,
@@ -529,6 +530,8 @@ class Core:
             self.closed_lines.forget()
         if self.leases.dropped:
             self.leases.take_dropped()
+        if self.pins.dropped:
+            self.pins.take_dropped()
         dropped = self._dropped
         if dropped:
             # Not the work of whatever scope happens to submit something now.
@@ -548,47 +551,7 @@ class Core:
 
     def lose_to(self, reason: DeviceLost, cause: BaseException) -> DeviceLost:
         """Fail everything that has not finished; the first reason stays."""
-        if self.lost is not None:
-            return self.lost
-        unfinished = [ticket.op for line in self.lines for ticket in line.inflight]
-        ops = sorted((op for op in unfinished if op is not None), key=lambda op: op.ticket.seq)
-        suspects = reason.suspects or tuple(op.name for op in ops)
-        culprit = self.serial_op
-        if culprit is not None and all(op is culprit for op in ops):
-            # Its own driver calls may have seen the fault, before it had a position.
-            ops, suspects = [culprit], (culprit.name,)
-        told = [f"{op.name} ({op.where})" for op in ops if op.name in suspects]
-        text = f"{reason}; suspects: {', '.join(told[:_NUM_TOLD])}" if told else str(reason)
-        self.lost = lost = DeviceLost(text, suspects=suspects)
-        lost.__cause__ = cause.with_traceback(None)
-        self.needs_check = True
-        self.abandon(lost)
-        for peer in self.poller.peers():
-            peer.abroad.fail(lost)
-        return lost
-
-    def abandon(self, error: Exception, *, keeps_blocks: bool = False) -> None:
-        """Fail everything that has not finished: it never will, or nobody will look.
-
-        ``keeps_blocks``: the device may still be using what the ops hold, so that is never
-        given back (rule R6).
-        """
-        self.waiting.fail(error)
-        in_flight = [ticket for line in self.lines for ticket in line.abandon()]
-        self.completion.clear()
-        self.staging.stop_all()
-        parked = self.pending_ops()
-        for op in (*(ticket.op for ticket in in_flight), *parked):
-            if op is None or op._state in FINAL:
-                continue
-            rare = op._rare
-            if keeps_blocks and rare is not None:
-                rare.on_retired = None
-            waiting = rare.parked if rare is not None else None
-            is_at_work = waiting is None or waiting.num_blockers > 0
-            if op._state is OpState.STAGING and is_at_work and not keeps_blocks:
-                continue  # a worker is at it, on the caller's memory perhaps: it ends soon
-            if waiting is not None:
-                self.parking.drop(waiting, error)
-            else:
-                self.fail(op, error)
+        if self.lost is None:
+            lose(self, reason, cause)
+        assert self.lost is not None
+        return self.lost

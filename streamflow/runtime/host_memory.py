@@ -9,7 +9,7 @@ import numpy as np
 
 from streamflow.backends.memory import MemoryKind
 from streamflow.memory.layout import overlaps_itself
-from streamflow.memory.page_locked import find
+from streamflow.memory.page_locked import Staged, find
 from streamflow.runtime.array import DeviceArray, checked_dtype
 from streamflow.runtime.op import Op
 
@@ -55,7 +55,7 @@ class HostEnd:
             return
         usable = find(array)
         if usable is not None:
-            self.is_direct = array.flags.c_contiguous
+            self.is_direct = array.flags.c_contiguous and not isinstance(usable, Staged)
             if usable.region is not None:
                 self.regions = (usable.region,)
         elif array.nbytes > _ASK_ABOVE_NBYTES and array.flags.c_contiguous:

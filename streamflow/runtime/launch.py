@@ -155,7 +155,7 @@ class Launcher:
                 or value._memory.is_freed
                 or (dtype is not None and value.dtype is not dtype and value.dtype != dtype)
             ):
-                self._refuse(kernel, args, place)
+                self._check_array(kernel, args, place)
             argument = value._argument
             values[place] = value.argument() if argument is None else argument
             if value.size > largest:
@@ -436,8 +436,8 @@ class Launcher:
             config = plan.configs[key] = self._core.backend.launch_config(grid3, block3, shared)
         return config
 
-    def _refuse(self, kernel: Kernel, args: tuple[Any, ...], place: int) -> None:
-        """Raise what is wrong with array argument ``place``."""
+    def _check_array(self, kernel: Kernel, args: tuple[Any, ...], place: int) -> None:
+        """Raise what is wrong with array argument ``place``: nothing, for a mapped array."""
         parameter, value = kernel.parameters[place], args[place]
         what = f"kernel {kernel.name}, argument {parameter.name!r} ({parameter.ctype})"
         if not isinstance(value, DeviceArray):
@@ -447,7 +447,8 @@ class Launcher:
             raise ValueError(f"{what}: {value!r} belongs to another device or event loop")
         if value._memory.is_freed:
             raise Closed(f"{what}: {value!r} {value._memory.gone}")
-        raise TypeError(f"{what} takes {parameter.dtype}, found {value.dtype}")
+        if parameter.dtype is not None and value.dtype != parameter.dtype:
+            raise TypeError(f"{what} takes {parameter.dtype}, found {value.dtype}")
 
 
 def _plain_bounds(dtype: Any) -> tuple[int, int]:

@@ -63,7 +63,7 @@ def device_stats(core: Core) -> DeviceStats:
 
 
 def live_handles(core: Core) -> dict[str, dict[str, int]]:
-    """Counts of arrays, streams, unfinished ops and pinned results; empty kinds are left out."""
+    """Counts of arrays, streams, unfinished ops, pins, pinned results; empty kinds are left out."""
     arrays = Counter(made._origin for _, _, made, _ in core.memory.live.values())
     ops = [*core.pending_ops(), *(t.op for line in core.lines for t in line.inflight)]
     ledger = {
@@ -72,6 +72,7 @@ def live_handles(core: Core) -> dict[str, dict[str, int]]:
         "stream": Counter(
             line.where for line in core.lines if line.is_ordered and line.stream is not None
         ),
+        "pin": core.pins.where(),
         "pinned block": Counter(
             "streamflow" if holder is None else describe(*holder)  # type: ignore[misc]
             for holder in core.pinned.holders()

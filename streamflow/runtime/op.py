@@ -247,12 +247,12 @@ class Op(Generic[T]):
     def cancel(self) -> bool:
         """Remove a parked op. True if removed.
 
-        False once it is staging, submitted or finished (rule R8), and for a free, which
-        always runs (rule R5).
+        False once it is staging, submitted or finished (rule R8), and for a free or an unpin,
+        which always run (rules R5, R6).
         """
         self._core.check_here()
         parked = self._rare.parked if self._rare is not None else None
-        if self._state is not _PARKED or parked is None or self.kind == "free":
+        if self._state is not _PARKED or parked is None or self.kind in ("free", "unpin"):
             return False
         self._core.parking.drop(
             parked, OpCancelled(f"{self.name} was cancelled before it was submitted")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamflow.errors import Closed, DeviceLost
 from streamflow.runtime.closing import give_back_blocking
+from streamflow.runtime.losing import abandon
 from streamflow.runtime.registry import add_open, take_ended
 from streamflow.scheduler.loops import EndedShell
 
@@ -99,7 +100,7 @@ def _give_back_blocking(core: Core) -> bool:
 
 def _end_ops(core: Core) -> None:
     closed = Closed(f"the event loop of device {_index(core)} ended before this op was seen to")
-    core.abandon(closed)
+    abandon(core, closed)
     for op in core.pending_ops():  # a staging job that no worker had begun
         core.fail(op, closed)
     core.failures.take(lambda _: True)

@@ -89,7 +89,7 @@ class NullBackend:
         pass
 
     def memory_support(self) -> MemorySupport:
-        return MemorySupport(True, True, True, True, True, True, frozenset())
+        return MemorySupport(True, True, True, True, True, True, True, True, frozenset())
 
     def memory_info(self) -> tuple[int, int]:
         return 1 << 40, 1 << 40

@@ -114,6 +114,24 @@ class Report:
             flush=True,
         )
 
+    def table(self, title: str, columns: Sequence[str], rows: dict[str, list[Sample]]) -> None:
+        """Print medians as a table; each cell becomes a row of figures."""
+        print(f"  {title}")
+        width = max(10, *(len(column) + 2 for column in columns))
+        print(f"  {'':<10}" + "".join(f"{column:>{width}}" for column in columns))
+        for name, cells in rows.items():
+            shown = "".join(f"{_short(cell.median):>{width}}" for cell in cells)
+            print(f"  {name:<10}{shown}", flush=True)
+            for column, cell in zip(columns, cells, strict=True):
+                self.rows.append(
+                    {
+                        "name": f"{title}: {name}, {column.strip()}",
+                        "median": cell.median,
+                        "unit": cell.unit,
+                        "values": cell.values,
+                    }
+                )
+
     def note(self, text: str) -> None:
         self.notes.append(text)
         print(f"  note: {text}", flush=True)

@@ -26,6 +26,7 @@ BENCHMARKS = {
     "P4P5": "p04_p05_copies",
     "P7": "p07_memory",
     "P8": "p08_leases",
+    "mapped": "mapped",
     "suballocators": "p07_suballocators",
     "fragmentation": "fragmentation",
     "P10": "p10_awaits",

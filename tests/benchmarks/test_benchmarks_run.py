@@ -17,7 +17,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     "name",
     [
         *("P1", "P2", "P3", "P4P5", "P7", "P8", "P10", "P12", "P13", "R1", "R4R7"),
-        *("overhead", "calibration", "suballocators", "fragmentation"),
+        *("overhead", "calibration", "suballocators", "fragmentation", "mapped"),
     ],
 )
 def test_it_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

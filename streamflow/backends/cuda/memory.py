@@ -10,6 +10,7 @@ from cuda.bindings import driver
 
 from streamflow.backends.cuda import mapped
 from streamflow.backends.cuda.errors import DriverCallError, check
+from streamflow.backends.cuda.registering import register, unregister
 from streamflow.backends.cuda.streams import StreamTable
 from streamflow.backends.cuda.support import location_of, read_memory_support
 from streamflow.backends.memory import (
@@ -139,6 +140,28 @@ class MemoryVerbs:
         mapped.remove(address)
         self.set_current()
         check(driver.cuMemFreeHost(address), "cuMemFreeHost")
+
+    def register_host_blocking(self, address: int, nbytes: int, is_read_only: bool, /) -> None:
+        """``cuMemHostRegister``; any thread."""
+        self.set_current()
+        register(address, nbytes, is_read_only, self.memory_support())
+
+    def unregister_host_blocking(self, address: int, /) -> None:
+        """``cuMemHostUnregister``: waits for kernels. Any thread, also after :meth:`close`."""
+        self.set_current()
+        unregister(address)
+
+    def map_pinned(self, address: int, nbytes: int, /) -> int:
+        """``cuMemHostGetDevicePointer``; the same address on most machines, but not on all."""
+        self.set_current()
+        call = "cuMemHostGetDevicePointer"
+        found = int(check(driver.cuMemHostGetDevicePointer(address, 0), call))
+        mapped.add(found, nbytes)
+        return found
+
+    def unmap_pinned(self, address: int, /) -> None:
+        """Copies from and to it go straight again."""
+        mapped.remove(address)
 
     def prefetch(self, address: int, nbytes: int, location: Location, stream: Any, /) -> None:
         """``cuMemPrefetchAsync``."""

@@ -64,6 +64,10 @@ def read_memory_support(index: int) -> MemorySupport:
         has_managed_memory=bool(ask(_ASK.CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)),
         has_concurrent_managed_access=is_concurrent,
         has_pageable_access=bool(ask(_ASK.CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)),
+        has_host_register=bool(ask(_ASK.CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED)),
+        has_read_only_host_register=bool(
+            ask(_ASK.CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)
+        ),
         pool_handle_types=frozenset(
             name for name, flag in _HANDLE_NAMES.items() if handles & int(flag)
         ),

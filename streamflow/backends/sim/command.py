@@ -240,7 +240,7 @@ class CopyD2H(_Copy):
     def bind(self) -> tuple[Any, ...]:
         assert self.pinned is not None
         return (
-            self.pinned.bytes_at(self.dst, self.nbytes),
+            self.pinned.bytes_at(self.dst, self.nbytes, True),
             self.stream.gpu.memory.bytes_at(self.src, self.nbytes, False),
         )
 

@@ -34,6 +34,8 @@ FAIL_KINDS = (
     "prefetch",
     "allocate",
     "free",
+    "register",
+    "unregister",
 )
 
 _NUMBER = re.compile(r"#\d+$", re.ASCII)
@@ -291,7 +293,8 @@ class Controls:
             What is raised at the call, or what a sticky fault is caused by.
         sticky : bool
             True: the op faults when it runs, and the device is lost. False: the backend's call
-            raises, as a driver's does that leaves the device usable, and so the op fails.
+            raises, as a driver's does that leaves the device usable, and so the op fails. That
+            is all that ``register`` and ``unregister``, which are no work of a stream, ever do.
         """
         if kind is not None and kind not in FAIL_KINDS:
             raise ValueError(f"kind is one of {', '.join(FAIL_KINDS)}; found {kind!r}")

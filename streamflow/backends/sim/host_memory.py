@@ -5,6 +5,7 @@ It outlives every world. Addresses are the host's own, so that it can be touched
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 from bisect import bisect_right, insort
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streamflow.backends.sim.block import Block, Bytes
+from streamflow.backends.sim.block import Block, Bytes, IllegalAddress
 from streamflow.backends.sim.uses import Shadow
 from streamflow.errors import DeviceError, OutOfDeviceMemory
 
@@ -25,10 +26,12 @@ __all__ = [
     "HostKind",
     "HostSpace",
     "allocate",
+    "check_locked",
     "find",
     "free",
     "hold",
     "num_blocks",
+    "register",
 ]
 
 _PAGE_NBYTES = mmap.PAGESIZE
@@ -42,6 +45,8 @@ class HostKind(Enum):
     """Who gave memory out."""
 
     PINNED = "pinned"
+    REGISTERED = "registered"
+    """Nobody but the program, which had it page-locked."""
     MANAGED = "managed"
     SYSTEM = "system"
 
@@ -52,26 +57,23 @@ class HostBlock(Block):
     Attributes
     ----------
     kind : HostKind
+    is_read_only : bool
+        Devices only read it.
     num_uses : int
         Unfinished copies that :func:`hold` it.
     """
 
-    __slots__ = ("kind", "num_uses")
+    __slots__ = ("is_read_only", "kind", "num_uses")
 
     shadow: Shadow
 
-    def __init__(self, kind: HostKind, nbytes: int, alignment: int, pool: SimPool | None) -> None:
-        spare = max(0, alignment - _PAGE_NBYTES)
-        try:
-            mapped: Bytes = np.frombuffer(mmap.mmap(-1, nbytes + spare), np.uint8)
-        except (MemoryError, OSError, ValueError, OverflowError) as error:
-            raise OutOfDeviceMemory(
-                f"the host could not map {nbytes} bytes of {kind.value} memory"
-            ) from error
-        start = -int(mapped.ctypes.data) % max(1, alignment)
-        backing = mapped[start : start + nbytes]
+    def __init__(
+        self, kind: HostKind, backing: Bytes, pool: SimPool | None, is_read_only: bool = False
+    ) -> None:
+        nbytes = backing.nbytes
         super().__init__(int(backing.ctypes.data), nbytes, backing, pool, None)
         self.kind = kind
+        self.is_read_only = is_read_only
         self.num_uses = 0
         self.shadow = Shadow(nbytes)  # for the race checker
         if pool is None:
@@ -79,10 +81,19 @@ class HostBlock(Block):
             self.nbytes = self.used_nbytes = nbytes
             self.is_live = True
 
-    def bytes_at(self, address: int, nbytes: int) -> Bytes:
+    def check(self, address: int, nbytes: int, device_index: int, is_write: bool) -> int:
+        if is_write and self.is_read_only:
+            raise IllegalAddress(
+                f"illegal address {address:#x}: the host has this memory mapped for reading only"
+            )
+        return super().check(address, nbytes, device_index, is_write)
+
+    def bytes_at(self, address: int, nbytes: int, is_write: bool = False) -> Bytes:
         """A part, for a copy that runs; whose device needs no access, as on an H200."""
         if self.pool is not None:
             self.check(address, nbytes, self.pool.gpu.index, True)
+        elif is_write and self.is_read_only:
+            self.check(address, nbytes, 0, True)
         offset = address - self.address
         return self.backing[offset : offset + nbytes]
 
@@ -102,7 +113,7 @@ class HostSpace:
 
     def reserve(self, capacity: int, pool: SimPool) -> HostBlock:
         """Take ``capacity`` bytes for ``pool``."""
-        return _register(HostBlock(self._kind, capacity, 1, pool))
+        return _add(HostBlock(self._kind, _map(self._kind, capacity, 1), pool))
 
     def release(self, block: Block) -> None:
         """Give a block back; touching its addresses faults from now on."""
@@ -121,11 +132,52 @@ def allocate(nbytes: int, kind: HostKind = HostKind.PINNED, alignment: int = 1) 
     """
     if nbytes < 1:
         raise ValueError(f"{kind.value} memory needs at least 1 byte, found {nbytes}")
-    return _register(HostBlock(kind, nbytes, alignment, None)).address
+    return _add(HostBlock(kind, _map(kind, nbytes, alignment), None)).address
+
+
+def register(address: int, nbytes: int, is_read_only: bool) -> None:
+    """Take memory of the program's own in; it stays the program's, which keeps it.
+
+    Raises
+    ------
+    ValueError
+        No bytes, or no address.
+    DeviceError
+        Some of it is known already.
+    """
+    if nbytes < 1 or address < 1:
+        raise ValueError(f"page-locking needs memory, found {nbytes} bytes at {address:#x}")
+    memory = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+    block = HostBlock(HostKind.REGISTERED, np.frombuffer(memory, np.uint8), None, is_read_only)
+    with _lock:
+        last = _find_last(address + nbytes - 1)
+        if last is not None and last.address + last.capacity > address:
+            raise DeviceError(
+                f"some of the {nbytes} bytes at {address:#x} are in a {last.kind.value} block of "
+                f"{last.capacity} bytes at {last.address:#x} already"
+            )
+        _add_locked(block)
+
+
+def check_locked(address: int, nbytes: int) -> None:
+    """Raise unless these bytes are page-locked.
+
+    Raises
+    ------
+    DeviceError
+        Some of them are not.
+    """
+    block = find(address)
+    if (
+        block is None
+        or block.kind not in (HostKind.PINNED, HostKind.REGISTERED)
+        or address + nbytes > block.address + block.capacity
+    ):
+        raise DeviceError(f"{nbytes} bytes at {address:#x} are not page-locked memory")
 
 
 def free(address: int, kind: HostKind = HostKind.PINNED) -> HostBlock:
-    """Unregister a block, and return it; its memory goes once no ndarray over it is left.
+    """Forget a block, and return it; memory of ours goes once no ndarray over it is left.
 
     Raises
     ------
@@ -176,23 +228,42 @@ def num_blocks() -> int:
     return len(_addresses)
 
 
-def _register(block: HostBlock) -> HostBlock:
+def _map(kind: HostKind, nbytes: int, alignment: int) -> Bytes:
+    spare = max(0, alignment - _PAGE_NBYTES)
+    try:
+        mapped: Bytes = np.frombuffer(mmap.mmap(-1, nbytes + spare), np.uint8)
+    except (MemoryError, OSError, ValueError, OverflowError) as error:
+        raise OutOfDeviceMemory(
+            f"the host could not map {nbytes} bytes of {kind.value} memory"
+        ) from error
+    start = -int(mapped.ctypes.data) % max(1, alignment)
+    return mapped[start : start + nbytes]
+
+
+def _add(block: HostBlock) -> HostBlock:
     with _lock:
-        _blocks[block.address] = block
-        insort(_addresses, block.address)
+        _add_locked(block)
     return block
+
+
+def _add_locked(block: HostBlock) -> None:
+    """Needs the lock."""
+    _blocks[block.address] = block
+    insort(_addresses, block.address)
 
 
 def _find(address: int) -> HostBlock | None:
     """Needs the lock."""
-    block = _blocks.get(address)
-    if block is None:
-        at = bisect_right(_addresses, address) - 1
-        if at >= 0:
-            block = _blocks[_addresses[at]]
-            if address >= block.address + block.capacity:
-                return None
+    block = _blocks.get(address) or _find_last(address)
+    if block is None or address >= block.address + block.capacity:
+        return None
     return block
+
+
+def _find_last(address: int) -> HostBlock | None:
+    """The last block that begins by ``address``. Needs the lock."""
+    at = bisect_right(_addresses, address) - 1
+    return _blocks[_addresses[at]] if at >= 0 else None
 
 
 def _forget(address: int) -> None:

@@ -26,10 +26,13 @@ _SUPPORT = MemorySupport(
     has_managed_memory=True,
     has_concurrent_managed_access=True,
     has_pageable_access=True,
+    has_host_register=True,
+    has_read_only_host_register=True,
     pool_handle_types=frozenset({"posix_fd"}),
 )
 _KINDS = {
     HostKind.PINNED: MemoryKind.HOST,
+    HostKind.REGISTERED: MemoryKind.HOST,
     HostKind.MANAGED: MemoryKind.MANAGED,
     HostKind.SYSTEM: MemoryKind.UNREGISTERED,
 }
@@ -121,6 +124,30 @@ class MemoryVerbs(Checks):
         self.counts["free_pinned_blocking"] += 1
         self._free_host(address, HostKind.PINNED)
 
+    def register_host_blocking(self, address: int, nbytes: int, is_read_only: bool, /) -> None:
+        """Takes no time; devices can't write what ``is_read_only``."""
+        self.counts["register_host_blocking"] += 1
+        self._check()
+        self._refuse_if_told("register", "register host memory")
+        host_memory.register(address, nbytes, is_read_only)
+
+    def unregister_host_blocking(self, address: int, /) -> None:
+        """Waits for nothing: an unfinished copy from or to it is an error (rule R6)."""
+        self.counts["unregister_host_blocking"] += 1
+        self._refuse_if_told("unregister", "unregister host memory")
+        self._free_host(address, HostKind.REGISTERED)
+
+    def map_pinned(self, address: int, nbytes: int, /) -> int:
+        """The same address."""
+        self.counts["map_pinned"] += 1
+        self._check()
+        host_memory.check_locked(address, nbytes)
+        return address
+
+    def unmap_pinned(self, address: int, /) -> None:
+        """Nothing to do."""
+        self.counts["unmap_pinned"] += 1
+
     def prefetch(self, address: int, nbytes: int, location: Location, stream: SimStream, /) -> None:
         """Only ordered: where memory is at the moment is not modelled."""
         self.counts["prefetch"] += 1
@@ -176,8 +203,11 @@ class MemoryVerbs(Checks):
         self._check()
         if nbytes < 1:
             raise ValueError(f"an allocation needs at least 1 byte, found {nbytes}")
+        self._refuse_if_told("allocate", label)
+
+    def _refuse_if_told(self, kind: str, label: str) -> None:
         with self.world.lock:
-            injected = self._consult_rules("allocate", label)
+            injected = self._consult_rules(kind, label)
         if injected is not None:  # nothing runs that could fail later
             raise injected
 

@@ -25,6 +25,7 @@ _MODULES = (
     "pool_rules",
     "pools",
     "programs",
+    "registering",
     "streams",
 )
 
@@ -41,6 +42,7 @@ from streamflow.testing.contract.memory import MemoryContract  # noqa: E402
 from streamflow.testing.contract.pool_rules import PoolRulesContract  # noqa: E402
 from streamflow.testing.contract.pools import PoolContract  # noqa: E402
 from streamflow.testing.contract.programs import ProgramContract  # noqa: E402
+from streamflow.testing.contract.registering import RegisterContract  # noqa: E402
 from streamflow.testing.contract.streams import StreamContract  # noqa: E402
 
 __all__ = ["BackendContract", "Harness", "PeerContract", "Rig", "drain", "fidelity_rows"]
@@ -50,6 +52,7 @@ class BackendContract(
     StreamContract,
     MemoryContract,
     KindsContract,
+    RegisterContract,
     PoolContract,
     GuideContract,
     PoolRulesContract,

@@ -1,6 +1,7 @@
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from streamflow.backends.base import Backend, KernelSpec
@@ -126,6 +127,19 @@ def submits(lab, open_lab):
     peer = open_lab(1)
     there = peer.allocate(peer.stream(), 64)
     managed = device.allocate_managed_blocking(64)
+    own = np.zeros((16, 64), np.uint8)
+    rows = iter(own.ctypes.data + 64 * row for row in range(16))
+    registered = []
+
+    def register(verb):
+        registered.append(next(rows))
+        verb(registered[-1], 64, False)
+
+    def unregister():
+        register(host_memory.register)
+        device.unregister_host_blocking(registered[-1])
+        registered.pop()
+
     yield {
         "launch": lambda: lab.mark(stream, "launch"),
         "call": lambda: device.call(stream, "call", lambda: None, ()),
@@ -137,7 +151,12 @@ def submits(lab, open_lab):
         "prefetch": lambda: device.prefetch(managed, 64, Location("host"), stream),
         "allocate": lambda: lab.allocate(stream, 64),
         "free": lambda: device.deallocate(address, stream),
+        "register": lambda: register(device.register_host_blocking),
+        "unregister": unregister,
     }
+    for row in registered:
+        if host_memory.find(row) is not None:
+            host_memory.free(row, host_memory.HostKind.REGISTERED)
     host_memory.free(managed, host_memory.HostKind.MANAGED)
 
 
@@ -158,7 +177,12 @@ def test_every_kind_can_fail(lab, sim, submits, kind, sticky):
         if other not in (kind, "free"):
             submits[other]()
     assert rule.num_fired == 0
-    if sticky:
+    if sticky and kind in ("register", "unregister"):  # no work of a stream, which could fault
+        with pytest.raises(RuntimeError, match=kind):
+            submit()
+        lab.run()
+        lab.device.synchronize_blocking()
+    elif sticky:
         submit()
         lab.run()
         with pytest.raises(DeviceLost, match=kind.replace("_", " ")):
@@ -280,6 +304,10 @@ def test_every_verb_of_the_protocol_counts_under_its_name(lab, sim, submits):
     device.free_linear_blocking(managed)
     device.free_pinned_blocking(device.allocate_pinned_blocking(64))
     device.free_pinned_blocking(device.allocate_mapped_blocking(64))
+    own = np.zeros(64, np.uint8)
+    device.register_host_blocking(own.ctypes.data, 64, False)
+    device.unmap_pinned(device.map_pinned(own.ctypes.data, 64))
+    device.unregister_host_blocking(own.ctypes.data)
     spec = KernelSpec("k", (), body=lambda: None)
     device.load_kernel(spec)
     device.load_kernel_blocking(spec)

@@ -671,3 +671,84 @@ class TestPools:
     def test_pools_that_can_not_be(self, lab, options, error, words):
         with pytest.raises(error, match=words):
             lab.device.create_pool(**{"release_threshold_nbytes": 0, **options})
+
+
+class TestRegistered:
+    """Memory of the program's own that it had page-locked."""
+
+    @pytest.fixture
+    def own(self, lab):
+        array = np.zeros(256, np.uint8)
+        lab.device.register_host_blocking(array.ctypes.data, 256, False)
+        yield array
+        if host_memory.find(array.ctypes.data) is not None:
+            host_memory.free(array.ctypes.data, host_memory.HostKind.REGISTERED)
+
+    def test_it_stays_the_programs(self, lab, own):
+        before = host_memory.num_blocks()
+        lab.device.unregister_host_blocking(own.ctypes.data)
+        assert host_memory.num_blocks() == before - 1
+        own[:] = 1
+
+    def test_a_copy_that_has_not_ended_keeps_it(self, lab, own):
+        stream = lab.stream()
+        address = lab.allocate(stream, 256)
+        lab.device.copy_h2d(address, own.ctypes.data, 256, stream)
+        with pytest.raises(DeviceError, match="used by an unfinished copy"):
+            lab.device.unregister_host_blocking(own.ctypes.data)
+        lab.run()
+        stream.sync()
+        lab.device.unregister_host_blocking(own.ctypes.data)
+        with pytest.raises(DeviceError, match="not inside one pinned block"):
+            lab.device.copy_h2d(address, own.ctypes.data, 256, stream)
+
+    def test_a_kernel_that_was_not_seen_to_end_is_a_race(self, lab, own):
+        stream = lab.stream()
+        lab.device.fill(own.ctypes.data, b"x", 256, stream)
+        lab.run()
+        lab.device.unregister_host_blocking(own.ctypes.data)
+        (race,) = lab.device.controls().take_races()
+        assert race.kind is RaceKind.USE_AFTER_FREE
+
+    @pytest.mark.parametrize(("start", "stop"), [(0, 256), (10, 20), (0, 1), (255, 256)])
+    def test_no_byte_is_registered_twice(self, lab, own, start, stop):
+        with pytest.raises(DeviceError, match=r"in a registered block of 256 bytes"):
+            lab.device.register_host_blocking(own[start:].ctypes.data, stop - start, False)
+
+    def test_bytes_beside_it_may_be(self, lab):
+        array = np.zeros(64, np.uint8)
+        at = array.ctypes.data
+        for start in (16, 0, 32):
+            lab.device.register_host_blocking(at + start, 16, False)
+        lab.device.map_pinned(at + 16, 16)
+        with pytest.raises(DeviceError, match="not page-locked"):
+            lab.device.map_pinned(at + 16, 17)
+        for start in (0, 16, 32):
+            lab.device.unregister_host_blocking(at + start)
+
+    def test_pinned_memory_is_refused(self, lab):
+        address = lab.device.allocate_pinned_blocking(64)
+        with pytest.raises(DeviceError, match="in a pinned block"):
+            lab.device.register_host_blocking(address + 8, 8, False)
+        with pytest.raises(DeviceError, match="not the address of a registered block"):
+            lab.device.unregister_host_blocking(address)
+        lab.device.free_pinned_blocking(address)
+
+    @pytest.mark.parametrize("verb", ["copy", "fill"])
+    def test_a_device_can_not_write_what_is_read_only(self, lab, verb):
+        own, stream = np.zeros(256, np.uint8), lab.stream()
+        at = own.ctypes.data
+        lab.device.register_host_blocking(at, 256, True)
+        address = lab.allocate(stream, 256)
+        lab.device.copy_h2d(address, at, 256, stream)
+        if verb == "copy":
+            lab.device.copy_d2h(at, address, 256, stream)
+        else:
+            lab.device.fill(at, b"x", 256, stream)
+        assert "for reading only" in lost_reason(lab)
+        host_memory.free(at, host_memory.HostKind.REGISTERED)
+
+    @pytest.mark.parametrize(("address", "nbytes"), [(0, 16), (4096, 0)])
+    def test_no_memory_is_refused(self, lab, address, nbytes):
+        with pytest.raises(ValueError, match="page-locking needs memory"):
+            lab.device.register_host_blocking(address, nbytes, False)

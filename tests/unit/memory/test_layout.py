@@ -1,0 +1,100 @@
+"""Cutting arrays into pieces, and elements that share bytes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamflow.memory.layout import Pieces, overlaps_itself
+
+WIDE = np.dtype([("a", "i4", (100,)), ("b", "u1")])
+
+
+def filled(num, dtype):
+    return np.random.default_rng(5).integers(0, 255, num * dtype.itemsize, np.uint8).view(dtype)
+
+
+ARRAYS = {
+    "C": np.arange(3_000).reshape(10, 300),
+    "F": np.asfortranarray(np.arange(3_000).reshape(10, 300)),
+    "reversed": np.arange(3_000)[::-1],
+    "strided": np.arange(9_000)[::3],
+    "broadcast": np.broadcast_to(np.arange(30), (100, 30)),
+    "4-d": np.arange(4 * 3 * 50 * 2).reshape(4, 3, 50, 2).transpose(2, 0, 3, 1),
+    "0-d": np.array(3.0),
+    "one row longer than a piece": np.arange(2_000).reshape(2, 1_000)[:, ::-1],
+    "padded": filled(500, np.dtype("i1,f8", align=True))[::2],
+    "items longer than a piece": filled(12, WIDE).reshape(4, 3),
+    "strided items longer than a piece": filled(24, WIDE).reshape(4, 6)[::-1, ::2],
+    "size-1 axes": np.lib.stride_tricks.as_strided(np.arange(300), (1, 300, 1), (7, 8, -9)),
+}
+
+
+@pytest.mark.parametrize("max_nbytes", [64, 200, 1000, 1 << 20])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_pieces_cover_an_array_in_c_order(name, max_nbytes):
+    array = ARRAYS[name]
+    pieces, found, end = Pieces(array, max_nbytes), [], 0
+    for number in range(pieces.num):
+        offset, piece = pieces[number]
+        assert offset == end
+        assert 0 < piece.nbytes <= max_nbytes
+        assert np.shares_memory(piece, array)
+        found.append(piece.tobytes())
+        end += piece.nbytes
+    assert end == array.nbytes
+    whole = array.view((np.void, array.itemsize))  # NumPy leaves out what pads a structure
+    assert b"".join(found) == whole.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 2), (0, 5)])
+def test_nothing_has_no_pieces(shape):
+    assert Pieces(np.zeros(shape), 64).num == 0
+    assert Pieces(np.zeros((4, 4))[::2, 4:], 64).num == 0
+
+
+def test_pieces_of_an_axis_are_of_nearly_one_size():
+    """Else every other piece of a row a little longer than a chunk would be a few bytes."""
+    rows = np.zeros((3, 1_010))[:, ::-1]
+    sizes = [Pieces(rows, 8_000)[n][1].size for n in range(Pieces(rows, 8_000).num)]
+    assert sizes == [505] * 6
+
+
+def test_contiguous_arrays_are_cut_at_pages():
+    pieces = Pieces(np.zeros(100_001, np.uint8), 33_000)
+    assert [pieces[n][0] % 4096 for n in range(pieces.num)] == [0] * pieces.num
+
+
+def test_a_million_pieces_are_reached_by_number():
+    pieces = Pieces(np.broadcast_to(np.float32(1), (1 << 20, 1 << 10)), 1 << 12)
+    assert pieces.num == 1 << 20
+    offset, piece = pieces[pieces.num - 1]
+    assert (offset, piece.shape) == ((1 << 32) - (1 << 12), (1, 1 << 10))
+
+
+@st.composite
+def strided(draw: st.DrawFn) -> np.ndarray:
+    axes = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(-9, 9)), max_size=3))
+    itemsize = draw(st.sampled_from([1, 2, 4]))
+    base = np.zeros(200, np.uint8)
+    return np.ndarray(
+        [num for num, _ in axes], f"V{itemsize}", base.data, 100, [stride for _, stride in axes]
+    )
+
+
+@given(strided())
+def test_elements_that_share_bytes_are_found(array):
+    starts = [0]
+    for num, stride in zip(array.shape, array.strides, strict=True):
+        starts = [start + index * stride for start in starts for index in range(num)]
+    taken = [start + byte for start in starts for byte in range(array.itemsize)]
+    assert overlaps_itself(array) == (len(set(taken)) < len(taken))
+
+
+def test_what_slicing_makes_of_large_arrays_does_not_overlap():
+    base = np.zeros((300, 400, 5), np.float32)
+    for view in (base[::-3, 5:, ::2], base.transpose(2, 0, 1)[..., ::-7], base[:, :, 0].T):
+        assert not overlaps_itself(view)
+    assert not overlaps_itself(np.diagonal(base[:, :, 0]))
+    assert overlaps_itself(np.lib.stride_tricks.sliding_window_view(base[0, :, 0], 9))
+    assert overlaps_itself(np.broadcast_to(base, (2, *base.shape)))
