@@ -39,6 +39,13 @@ class _Block:
             raise RuntimeError("a block is entered once: call host() or device() again")
         self._turn = await self._pair.take_turn(self._is_write)
 
+    def _may_leave(self, kind: type[BaseException] | None) -> bool:
+        """False for a finaliser after the loop has ended, which can wake nobody (C12)."""
+        is_here = self._pair.is_here()
+        if not is_here and kind is not GeneratorExit:
+            self._pair.check_here()
+        return is_here
+
     def _leave(self) -> None:
         assert self._turn is not None
         self._pair.leave(self._turn)
@@ -74,6 +81,8 @@ class HostBlock(_Block):
     ) -> None:
         pair = self._pair
         self._view.flags.writeable = False
+        if not self._may_leave(kind):
+            return
         try:
             if not self._is_write:
                 if error is None:
@@ -116,6 +125,8 @@ class DeviceBlock(_Block):
         traceback: TracebackType | None,
     ) -> None:
         pair = self._pair
+        if not self._may_leave(kind):
+            return
         revoke(self._lent)
         is_touched = pair.device.is_touched()
         pair.device.note()

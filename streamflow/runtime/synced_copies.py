@@ -59,6 +59,14 @@ class Copies:
         self._job: HostJob | None = None
         self._is_closed = False
 
+    def is_here(self) -> bool:
+        """Whether the caller runs on the device's loop."""
+        return self._core.is_here()
+
+    def check_here(self) -> None:
+        """Raise unless the caller runs on the device's loop."""
+        self._core.check_here()
+
     def check_usable(self) -> None:
         """Raise unless the array may be used here and now."""
         self._core.check_open()

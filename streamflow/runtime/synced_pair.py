@@ -85,8 +85,7 @@ class Pair(Copies):
     def leave(self, turn: Turn) -> None:
         """Give a turn back, so that the next ones get theirs."""
         self._tasks.pop(turn, None)
-        if self._core.is_here():  # else the loop has ended, and this is a finaliser (C12)
-            self._turns.leave(turn)
+        self._turns.leave(turn)
 
     # -- bringing a side up to date ----------------------------------------------------------
 

@@ -77,9 +77,14 @@ class HostSide:
             generation = self._generation
 
             def pinned(result: PinnedBlock, error: BaseException | None) -> None:
+                is_wanted = generation == self._generation and not core.is_closed
                 if error is not None:
                     error = core.lose(error, f"pinning {nbytes} bytes")
-                elif generation == self._generation and not core.is_closed:
+                    if core.lost is None:  # what the driver lacks is page-locked memory
+                        error = None
+                        if is_wanted:
+                            self._take_pageable()
+                elif is_wanted:
                     self._take(result)
                 else:
                     result.release()
@@ -88,9 +93,12 @@ class HostSide:
             self._on_thread(lambda: core.pinned.acquire_reserved_blocking(nbytes), pinned)
             return
         else:
-            self.array = np.zeros(self._shape, self._dtype)  # no page is touched before its use
-            self._is_zeroed = True
+            self._take_pageable()
         then(None)
+
+    def _take_pageable(self) -> None:
+        self.array = np.zeros(self._shape, self._dtype)  # no page is touched before its use
+        self._is_zeroed = True
 
     def _take(self, block: PinnedBlock) -> None:
         # As a result is: a view kept too long keeps the block from going to somebody else.
