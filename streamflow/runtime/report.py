@@ -12,6 +12,7 @@ from streamflow.runtime.op import Op, OpState
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
     from streamflow.runtime.memory_queue import Waiter
+    from streamflow.runtime.synced_pair import Pair, Wait
 
 __all__ = ["Report", "Unfinished", "make_report"]
 
@@ -91,6 +92,7 @@ def make_report(core: Core, among: Collection[Op[Any]] | None = None) -> Report:
                 break
     parked = [op for op in core.pending_ops() if among is None or op in among]
     waiters = core.memory.queue.all_waiters() if among is None else []
+    pairs = core.waiting.pairs.values() if among is None else ()
     now_s = core.clock_s()
     controls = core.backend.controls()
     holding = (lambda stream: "") if controls is None else controls.holding
@@ -100,8 +102,15 @@ def make_report(core: Core, among: Collection[Op[Any]] | None = None) -> Report:
         (
             *(_row(op, now_s, holding) for op in (*heads, *parked)),
             *(_waiting_row(waiter, now_s) for waiter in waiters),
+            *(_turn_row(pair, wait, now_s) for pair in pairs for wait in pair.waits.values()),
         ),
     )
+
+
+def _turn_row(pair: Pair, wait: Wait, now_s: float) -> Unfinished:
+    what, called_s, origin = wait
+    why, where = f"its turn at {pair!r}", describe(*origin)
+    return Unfinished(what, "turn", "waiting", None, why, max(0.0, now_s - called_s), where, None)
 
 
 def _waiting_row(waiter: Waiter, now_s: float) -> Unfinished:

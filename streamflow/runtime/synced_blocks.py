@@ -37,7 +37,7 @@ class _Block:
     async def _take_turn(self) -> None:
         if self._turn is not None:
             raise RuntimeError("a block is entered once: call host() or device() again")
-        self._turn = await self._pair.take_turn(self._is_write)
+        self._turn = await self._pair.take_turn(self._what, self._is_write, self._origin)
 
     def _may_leave(self, kind: type[BaseException] | None) -> bool:
         """False for a finaliser after the loop has ended, which can wake nobody (C12)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import Context
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -25,11 +25,22 @@ if TYPE_CHECKING:
 
     from streamflow.runtime.submit import Submit
 
-__all__ = ["Pair"]
+__all__ = ["Pair", "Wait"]
+
+
+Origin: TypeAlias = "tuple[CodeType, int]"
+Wait: TypeAlias = tuple[str, float, Origin]
+"""What a block wants, since when, and where it was entered."""
 
 
 class Pair(Copies):
-    """The two sides of one SyncedArray, and who may use them when."""
+    """The two sides of one SyncedArray, and who may use them when.
+
+    Attributes
+    ----------
+    waits : dict
+        The blocks that wait for a turn, for reports.
+    """
 
     def __init__(
         self,
@@ -37,11 +48,12 @@ class Pair(Copies):
         shape: tuple[int, ...],
         size: int,
         dtype: np.dtype[Any],
-        origin: tuple[CodeType, int],
+        origin: Origin,
     ) -> None:
         super().__init__(dev, shape, size, dtype, origin)
         self._turns = Turns()
         self._tasks: dict[Turn, object] = {}  # whose block holds which turn
+        self.waits: dict[Turn, Wait] = {}
         dev._core.waiting.pairs[next_seq()] = self
 
     # -- checks ----------------------------------------------------------------------------
@@ -65,14 +77,18 @@ class Pair(Copies):
             )
         return self._turns.ask(is_write=is_write, is_nested=bool(mine))
 
-    async def take_turn(self, is_write: bool) -> Turn:
+    async def take_turn(self, asked: Asked, is_write: bool, origin: Origin) -> Turn:
         """Wait for a turn, for a block of this task's."""
         self.check_usable()
         turn = self._ask(is_write)
         try:
             if not turn.is_held:
+                self.waits[turn] = asked.value, self._core.clock_s(), origin
                 turn.on_granted, wait = self._core.shell.park()
-                await wait(False)
+                try:
+                    await wait(False)
+                finally:
+                    del self.waits[turn]
                 if turn.error is not None:
                     raise turn.error
             self.check_usable()
@@ -89,7 +105,7 @@ class Pair(Copies):
 
     # -- bringing a side up to date ----------------------------------------------------------
 
-    def settle_device(self, asked: Asked, origin: tuple[CodeType, int]) -> None:
+    def settle_device(self, asked: Asked, origin: Origin) -> None:
         """Have the device side ready for ``asked``; whatever that takes is submitted."""
         cell = self._look(asked)
         context = self._context(origin)
@@ -102,7 +118,7 @@ class Pair(Copies):
         elif asked is Asked.WRITE_ALL_DEVICE:
             self.device.overwrite(context)
 
-    async def settle_host(self, asked: Asked, is_write: bool, origin: tuple[CodeType, int]) -> None:
+    async def settle_host(self, asked: Asked, is_write: bool, origin: Origin) -> None:
         """Wait until the host side is ready for ``asked``."""
         context = self._context(origin)
         while True:
@@ -271,7 +287,7 @@ class Pair(Copies):
         self.heads.begin_write(side)
         self.transfer = None
 
-    def fail_write(self, side: Side, error: BaseException, origin: tuple[CodeType, int]) -> None:
+    def fail_write(self, side: Side, error: BaseException, origin: Origin) -> None:
         """The body of a block that writes ``side`` raised ``error``."""
         try:
             cause = copy(error)

@@ -228,6 +228,28 @@ def test_writers_exclude_readers_first_come_first_served(run):
     run(main)
 
 
+def test_a_report_names_the_blocks_that_wait_for_their_turn(run):
+    async def main():
+        async with virtual() as dev:
+            m = await in_state(dev, State.HEAD_AT_CPU, 0)
+
+            async def write():
+                async with m.device(write=True):
+                    pass
+
+            async with anyio.create_task_group() as group, m.host():
+                group.start_soon(write)
+                await until(lambda: dev.report().rows)
+                (row,) = dev.report().rows
+                assert (row.name, row.state) == ("write on the device", "waiting")
+                assert row.where.startswith("test_synced_copies.py:")
+                assert "its turn at <SyncedArray (1000,) float32" in str(dev.report())
+            assert not [row for row in dev.report().rows if row.kind == "turn"]
+            m.close()
+
+    run(main)
+
+
 def test_a_waiter_that_is_cancelled_blocks_nobody(run):
     async def main():
         async with virtual() as dev:
