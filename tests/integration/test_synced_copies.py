@@ -130,18 +130,22 @@ def test_two_tasks_share_one_copy_and_a_cancelled_one_takes_it_from_nobody(run):
 def test_leaving_a_scope_by_an_error_drops_no_copy_that_others_share(run):
     async def main():
         async with virtual() as dev:
-            m = await in_state(dev, State.HEAD_AT_GPU, 1, shape=LARGE)
+            m = await in_state(dev, State.SYNCED, 1, shape=LARGE)
             future = anyio.Event()
             async with m.device(write=True) as d:
                 dev.call(set_to_two, d, after=future)
-            pulls = []
             with pytest.raises(Broken):
                 async with dev.scope():
-                    pulls.append(m.pull())
+                    first = m.pull()
+                    op = m.in_flight
                     raise Broken("scope")
-            pulls.append(m.pull())
+            assert first.state is sf.OpState.CANCELLED
+            assert op is not None
+            assert m.in_flight is op
+            second = m.pull()
             future.set()
-            await pulls[1]
+            await second
+            assert op.done()
             assert m.state is State.SYNCED
             assert await contents(m) == 2
             m.close()
