@@ -4,8 +4,8 @@ Handles stay small and are the backend's own: on CUDA a stream *is* a
 ``cuda.core.Stream`` and an event *is* a ``cuda.core.Event``, so the hot path
 pays no wrapper. Verbs are thread-safe. Those ending in ``_blocking`` may block
 their thread and are never called on the event loop (rule R1). Addresses are
-plain ints; every host address given to a copy must lie in memory from
-:meth:`Backend.allocate_pinned_blocking`.
+plain ints; every host address given to a copy must lie in page-locked memory, from
+:meth:`Backend.allocate_pinned_blocking` or of somebody else's.
 
 A backend raises its own errors; :meth:`Backend.translate` turns any of them into
 streamflow's tree.

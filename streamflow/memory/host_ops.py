@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from streamflow.errors import Closed, DeviceLost
-from streamflow.memory.host_blocks import Cell, reraise
+from streamflow.memory.host_blocks import Cell, DrainPoint, Point, reraise
 from streamflow.memory.space import Space, space_of
 from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.timeline import Ticket
@@ -45,6 +45,10 @@ class Used:
         """The hazards of the ops that the calling thread's loop submits."""
         cell, thread = self._cell, threading.get_ident()
         region = cell.regions.get(thread)
+        if region is not None and any(map(_is_left, _noted(region))):
+            # Of an earlier loop of this thread: only the free waits for it.
+            cell.regions[-id(region)] = region
+            region = None
         if region is None:
             region = cell.regions[thread] = Region(_START, 0, cell.pinned_nbytes)
         return region
@@ -83,17 +87,34 @@ class OpPoint:
         self.is_over = True
 
 
-def op_points(cell: Cell) -> Iterator[OpPoint]:
+def op_points(cell: Cell) -> Iterator[Point]:
     """What a free of ``cell`` must wait for of the ops that used it."""
-    pending: list[Ticket] = []
     for region in tuple(cell.regions.values()):
+        for ticket in filter(_is_left, _noted(region)):
+            yield DrainPoint(_space_of(ticket, cell.space), -id(cell))
+        pending: list[Ticket] = []
         region.before_write(pending)
-    for ticket in pending:
-        yield OpPoint(ticket, _space_of(ticket, cell.space))
+        for ticket in pending:
+            yield OpPoint(ticket, _space_of(ticket, cell.space))
+
+
+def _noted(region: Region) -> tuple[Ticket, ...]:
+    return region.last_write, *region.reads
+
+
+def _core_of(ticket: Ticket) -> Any:
+    return ticket.timeline.owner if ticket.position else getattr(ticket.op, "_core", None)
+
+
+def _is_left(ticket: Ticket) -> bool:
+    """Whether its device was closed while it ran: nothing tells when it ends (R6)."""
+    if not ticket.position or ticket.failure is None:
+        return False
+    return getattr(ticket.timeline.owner, "left_behind", None) is not None
 
 
 def _space_of(ticket: Ticket, otherwise: Space) -> Space:
-    core: Any = ticket.timeline.owner if ticket.position else getattr(ticket.op, "_core", None)
+    core = _core_of(ticket)
     try:
         return otherwise if core is None else space_of(core.backend)
     except Closed:  # its device was left with work that had not ended
@@ -109,7 +130,7 @@ def _has_ended(ticket: Ticket) -> bool:
     try:
         return bool(event.is_done)
     except Exception as error:
-        core, doing = ticket.timeline.owner, "asking whether a pinned block is in use"
+        core, doing = _core_of(ticket), "asking whether a pinned block is in use"
         if core is None or isinstance(core.backend.translate(error, doing), (Closed, DeviceLost)):
             return ticket.is_passed
         reraise(core.backend, error, doing)

@@ -123,7 +123,7 @@ class DeviceArray:
 
     @property
     def staged(self) -> Op[None]:
-        """Ends when the source of ``put`` may be changed again."""
+        """Ends when the source of ``put`` may be changed; of a pinned one: the copy itself."""
         return self._memory.op if self._staged is None else self._staged
 
     def __await__(self) -> Generator[Any, Any, DeviceArray]:

@@ -222,9 +222,11 @@ class Submit(ABC):
         Parameters
         ----------
         source : array-like
-            Any layout; copied in C order. Up to 64 KiB it is read before this returns;
-            larger, it must not change until ``await array.staged``. An :class:`Op`, of a
-            host task say, stands for its result; it needs ``out``.
+            Any layout; copied in C order. Buffers of bytes are ``uint8``. Up to 64 KiB it is
+            read before this returns; larger, it must not change until ``await array.staged``,
+            which debug mode and the simulator look after. Pinned memory in C order is read by
+            the device as it is, a lease of whatever size. An :class:`Op`, of a host task say,
+            stands for its result; it needs ``out``.
         out : DeviceArray, optional
             Of the same shape and dtype; default: a new array.
         stream : Stream, optional
@@ -236,12 +238,14 @@ class Submit(ABC):
 
         Ordering
         --------
-        After every earlier use of ``out``. Later uses of the result come after it.
+        After every earlier use of ``out``, and what writes the lease that the source lies in.
+        Later uses of the result come after it.
 
         Raises
         ------
         TypeError, ValueError
-            A dtype that is not plain bytes, or an ``out`` that does not match.
+            A dtype that is not plain bytes, a masked array, a lease that was released, or an
+            ``out`` that does not match.
         OutOfDeviceMemory
             No room for a new array.
         """
@@ -261,10 +265,12 @@ class Submit(ABC):
         Parameters
         ----------
         array : DeviceArray
-        out : ndarray, optional
-            Of the same shape and dtype, any layout; only its own elements are written.
+        out : ndarray or writable buffer, optional
+            Of the same shape and dtype, any layout; only its own elements are written, and
+            it is the result. Pinned memory in C order is written by the device as it is.
             Default: a new ndarray that *is* the pinned block the copy wrote; the block
-            returns to its pool when the ndarray is collected.
+            returns to its pool when the ndarray is collected. Above the budget for those,
+            and where it is short, the ndarray is pageable.
         stream, after
             As in :meth:`put`; the default lane is ``d2h``.
 
@@ -274,7 +280,15 @@ class Submit(ABC):
 
         Ordering
         --------
-        After the last write of ``array``; later writes come after it.
+        After the last write of ``array``, and every use of the lease that ``out`` lies in; later
+        writes come after it. Cancelling an await of it, where it writes ``out``, is delivered
+        once that write has ended (rule R8).
+
+        Raises
+        ------
+        TypeError, ValueError
+            An ``out`` that does not match, is read-only, masked, in a lease that was released,
+            or whose elements share bytes.
         """
         self._core.check_open()
         return self._transfers.get(array, out, stream, after)
@@ -284,7 +298,7 @@ class Submit(ABC):
 
         Parameters
         ----------
-        dst, src : DeviceArray or ndarray
+        dst, src : DeviceArray, ndarray or buffer
             Of one shape and dtype. Where ``src`` is on the host, as in :meth:`put`; where
             ``dst`` is, as in :meth:`get`.
         stream, after

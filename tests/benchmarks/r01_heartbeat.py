@@ -40,6 +40,8 @@ def run(options: Options) -> Report:
             report.add(f"{loop}: {name}, longest call", _sample(found[name], 1))
             report.add(f"{loop}: {name}, took", _sample(found[name], 2))
             report.target(f"{loop}: {name}, longest gap", gap, "ms", at_most=5)
+        for name in ("get", "get, pinning its block"):
+            report.add(f"{loop}: {name}, longest gap", _sample(found[name], 0))
         if floor > 5:
             report.note(f"{loop}: the machine alone holds it up for {floor:.1f} ms")
     return report
@@ -71,12 +73,19 @@ async def _measure(
             await op
             return called
 
-        cases = dict(zip(("bare", *_MOVES), (bare, put, get), strict=True))
+        async def get_pinned() -> float:
+            await dev.get(on_device)
+            return 0.0
+
+        cases = dict(zip(("bare", *_MOVES, "get"), (bare, put, get, get_pinned), strict=True))
         for rep in range(num_reps + 1):
             for name, case in cases.items():
                 figures = await _watched(case)
                 if rep:  # the first round pins the chunks
                     found.setdefault(name, []).append(figures)
+            await dev.pinned.trim()
+            figures = await _watched(get_pinned)  # under a lock of the driver's, if it may be
+            found.setdefault("get, pinning its block", []).append(figures)
     if not np.array_equal(source, result):
         raise AssertionError("what came back is not what was sent")
     return found

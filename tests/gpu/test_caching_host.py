@@ -133,6 +133,25 @@ def test_a_stream_closed_before_the_free_is_waited_for_as_well(
     allocator.host_free(again)
 
 
+def test_a_block_grows_with_what_it_serves(bench: Bench, allocator: CachingHostAllocator) -> None:
+    stream = bench.stream()
+    for nbytes in (300_000, NBYTES - 1, 300_000):
+        block = allocator.host_allocate(nbytes, stream)
+        assert nbytes <= block.capacity_nbytes <= block.bin_nbytes == NBYTES
+        data = np.arange(nbytes, dtype=np.uint64).astype(np.uint8)
+        block.array[:] = data
+        bench.backend.copy_h2d(bench.address, block.address, nbytes, stream)
+        bench.finish()
+        block.array[:] = 0
+        bench.backend.copy_d2h(block.address, bench.address, nbytes, stream)
+        bench.finish()
+        assert np.array_equal(block.array, data)
+        allocator.host_free(block)
+        bench.finish()
+    assert (allocator.num_hits, allocator.num_misses) == (2, 1)
+    assert allocator.cached_bytes.free == allocator.pinned_bytes.free == NBYTES
+
+
 def test_everything_is_unpinned_once_nothing_uses_it(
     bench: Bench, allocator: CachingHostAllocator
 ) -> None:

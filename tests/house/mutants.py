@@ -175,8 +175,7 @@ EDITS = (
         "R6",
         "what work that was left behind uses is given back all the same",
         "streamflow/runtime/losing.py",
-        "        if keeps_blocks and rare is not None:\n"
-        "            rare.on_retired = None\n",
+        "        if keeps_blocks and rare is not None:\n            rare.on_retired = None\n",
         "",
         "tests/integration/test_lifetimes.py tests/integration/test_robustness_closing.py "
         "tests/integration/test_cases_kept_errors.py tests/integration/test_cases_cancel.py",

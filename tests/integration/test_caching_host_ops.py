@@ -13,6 +13,7 @@ from support import until, virtual, wanted
 
 import streamflow as sf
 from streamflow.memory import CachingHostAllocator
+from streamflow.runtime import host_memory
 
 NBYTES = 2 << 20
 
@@ -222,3 +223,40 @@ def test_r11_loops_of_two_threads_use_one_allocator(allocator):
         thread.join(30)
     assert errors == []
     allocator.free_all_cached()
+
+
+def test_r6_what_a_device_left_behind_may_still_read_is_not_reused(run):
+    allocator = CachingHostAllocator(device=0)
+    blocks = []
+
+    async def leaves_it_running():
+        dev = virtual(close_timeout_s=0.02)
+        await dev.__aenter__()
+        stream = dev.stream()
+        gate = dev.sim.gate(stream)
+        block = allocator.host_allocate(NBYTES)
+        blocks.append(block)
+        dev.put(block.array, stream=stream)
+        with pytest.raises(TimeoutError, match="did not end"):
+            await dev.__aexit__(None, None, None)
+        return dev._core.backend, gate
+
+    async def goes_on():
+        async with virtual() as dev:
+            (block,) = blocks
+            assert (await dev.get(await dev.put(block.array)) == 0).all()  # waits for no other loop
+            allocator.host_free(block)
+            other = allocator.host_allocate(NBYTES)
+            assert other.address != block.address
+            allocator.host_free(other)
+
+    backend, gate = run(leaves_it_running)
+    try:
+        run(goes_on)
+    finally:
+        host_memory._in_flight.clear()
+        gate.release()
+        while backend.advance(0):
+            pass
+    allocator.free_all_cached()
+    assert allocator.pending_bytes == NBYTES  # nobody knows that it has ended

@@ -130,14 +130,20 @@ def test_a_mapped_file_goes_both_ways(run, tmp_path):
 @pytest.mark.filterwarnings("ignore:the matrix subclass")
 @pytest.mark.parametrize("num", [30, 400])
 def test_a_matrix_is_the_array_that_it_is_of(run, num):
-    source, out = np.asmatrix(np.eye(num)).T[::-1], np.asmatrix(np.zeros((num, 2 * num)))[:, ::2]
+    source, whole = np.asmatrix(np.eye(num)).T[::-1], np.asmatrix(np.zeros((num, num)))
+    out = np.asmatrix(np.zeros((num, 2 * num)))[:, ::2]
 
     async def main():
         async with virtual(staging_out_nbytes=65536) as dev:
-            assert await dev.get(dev.put(source), out=out) is out
+            x = dev.put(source)
+            assert await dev.get(x, out=out) is out
+            await dev.get(x, out=whole)
+            await dev.put(whole, out=x)
+            return await dev.get(x)
 
-    run(main)
+    np.testing.assert_array_equal(run(main), np.eye(num)[::-1])
     np.testing.assert_array_equal(out, np.eye(num)[::-1])
+    np.testing.assert_array_equal(whole, np.eye(num)[::-1])
 
 
 def test_what_numpy_has_to_ask_is_a_source_and_no_destination(run):

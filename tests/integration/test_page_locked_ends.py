@@ -7,7 +7,7 @@ import anyio
 import numpy as np
 import pytest
 from page_locked_memory import page_locked_bytes
-from support import error_of, turns, until, virtual
+from support import error_of, turns, until, virtual, wanted
 
 import streamflow as sf
 from streamflow.errors import UpstreamFailed
@@ -200,6 +200,60 @@ def test_strided_parts_of_a_lease_are_staged_and_ordered(run):
     back, pairs = run(main)
     np.testing.assert_array_equal(back, values)
     np.testing.assert_array_equal(pairs, np.stack([values, values], axis=1))
+
+
+@pytest.mark.parametrize("way", ["from it", "to it", "from a host task's"])
+def test_work_of_the_host_on_a_lease_has_its_place_in_the_order(run, way):
+    async def main():
+        async with virtual() as dev:
+            with page_locked_bytes(dev, 1 << 20) as (memory, _):
+                x, y = await dev.put(np.full(1 << 20, 3, np.uint8)), dev.zeros(1 << 20, np.uint8)
+                plain, stream = np.full(1 << 20, 4, np.uint8), dev.stream()
+                gate = dev.sim.gate(stream)
+                if way == "from it":
+                    dev.get(x, out=memory, stream=stream)
+                    last = dev.copy(plain, memory)
+                elif way == "to it":
+                    y = dev.put(memory, stream=stream)
+                    last = dev.copy(memory, plain)
+                else:
+                    dev.get(x, out=memory, stream=stream)
+                    task = dev.host(lambda: memory)
+                    dev.put(task, out=y)
+                    last = y.ready
+                    await task
+                wanted(last)
+                await turns(40)
+                assert not last.done()
+                gate.release()
+                await last
+                return plain, memory.copy(), await dev.get(y)
+
+    plain, memory, y = run(main)
+    if way == "from it":
+        assert (plain == 3).all()
+    elif way == "to it":
+        assert (memory == 4).all()
+        assert not y.any()
+    else:
+        assert (y == 3).all()
+
+
+def test_an_array_that_goes_on_past_pinned_memory_is_not_taken_for_pinned(run, monkeypatch):
+    array = np.ones(1 << 21, np.uint8)
+
+    async def main():
+        async with virtual() as dev:
+            backend = dev._core.backend
+            known, pageable = backend.pointer_attributes, array.ctypes.data + array.nbytes // 2
+            with page_locked_bytes(dev, 4096, is_known=False) as (memory, _):
+                pinned = memory.ctypes.data
+                monkeypatch.setattr(
+                    backend, "pointer_attributes", lambda at: known(pinned if at < pageable else at)
+                )
+                return await dev.get(await dev.put(array))
+
+    assert run(main).all()
 
 
 def test_a_failed_write_of_a_lease_fails_its_readers(run):

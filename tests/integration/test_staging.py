@@ -345,10 +345,10 @@ def test_r8_a_get_that_is_stopped_between_chunks_leaves_what_was_written_and_fai
     ("nbytes", "num_tasks", "num_copies"),
     [
         (200 << 10, 1, 1),  # one hop to a thread, one copy
-        (1 << 20, 2, 2),  # no piece is less than half a megabyte
-        (4 << 20, 4, 8),  # all four threads
-        (32 << 20, 4, 16),  # four pieces each
-        (192 << 20, 4, 24),  # whole chunks
+        (1 << 20, 1, 1),
+        (4 << 20, 4, 4),  # all four threads, and no piece is less than a megabyte
+        (64 << 20, 4, 32),  # 2 MiB: so that the link begins early
+        (1 << 28, 4, 64),
     ],
 )
 def test_an_array_is_cut_so_that_all_threads_share_it(run, nbytes, num_tasks, num_copies):
