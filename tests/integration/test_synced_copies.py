@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 from support import error_of, native, turns, until, virtual
@@ -22,6 +23,7 @@ from synced_support import (
 )
 
 import streamflow as sf
+from streamflow.testing import explore
 
 # -- nothing in flight is reused ---------------------------------------------------------------
 
@@ -439,3 +441,36 @@ def test_it_works_in_serial_mode_and_while_a_trace_is_recorded(run, serial):
             assert {"put", "get"} <= {op.kind for op in trace.ops}
 
     run(main)
+
+
+@pytest.mark.parametrize("strategy", ["random", "priority-inverting", "starved"])
+@pytest.mark.parametrize("size", [8, 20_000])
+def test_every_order_that_hardware_may_choose_gives_the_same_data(loop, strategy, size):
+    async def program(dev):
+        m = sf.SyncedArray(dev, size, np.float32)
+        seen = []
+
+        async def read():
+            for _ in range(3):
+                async with m.host() as a:
+                    seen.append(set(a.tolist()))
+                await anyio.lowlevel.checkpoint()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            for value in range(1, 4):
+                async with m.device(write="all") as d:
+                    dev.fill(d, value)
+                m.push()
+                async with m.device() as d:
+                    got = dev.get(d)
+                async with m.host(write=True) as a:
+                    assert set(a.tolist()) == {value}
+                    a += 10
+                assert set((await got).tolist()) == {value}
+                await m.push()
+        assert all(len(values) == 1 for values in seen)
+        assert await contents(m) == 13
+        m.close()
+
+    explore(program, seeds=15, strategy=strategy, loop=loop)
