@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 from typing import Any, ClassVar, Literal
 
@@ -62,15 +63,19 @@ class HostBlock(_Block):
 
     async def __aenter__(self) -> np.ndarray[Any, Any]:
         await self._take_turn()
-        pair = self._pair
+        pair, outer = self._pair, sys.exception()
         try:
             await pair.settle_host(self._what, self._is_write, self._origin)
             if self._is_write:
                 pair.begin_write(Side.CPU)
             self._view = pair.host.lend(is_write=self._is_write)
-        except BaseException:
+        except BaseException as error:
             self._leave()
-            raise
+            error = _without_frames(error, outer)
+            try:
+                raise error
+            finally:
+                del error, outer, pair, self
         return self._view
 
     async def __aexit__(
@@ -107,15 +112,19 @@ class DeviceBlock(_Block):
 
     async def __aenter__(self) -> DeviceArray:
         await self._take_turn()
-        pair = self._pair
+        pair, outer = self._pair, sys.exception()
         try:
             pair.settle_device(self._what, self._origin)
             if self._is_write:
                 pair.begin_write(Side.GPU)
             self._lent = pair.device.lend()
-        except BaseException:
+        except BaseException as error:
             self._leave()
-            raise
+            error = _without_frames(error, outer)
+            try:
+                raise error
+            finally:
+                del error, outer, pair, self
         return self._lent
 
     async def __aexit__(
@@ -152,3 +161,19 @@ class DeviceBlock(_Block):
             pair.fail_write(Side.GPU, wrong, self._origin)
             if error is None:
                 raise wrong
+
+
+def _without_frames(error: BaseException, outer: BaseException | None) -> BaseException:
+    """``error`` without our frames, which hold both sides, nor those of what led to it (C23).
+
+    ``outer`` is what the caller was handling: its own affair.
+    """
+    seen: set[int] = {id(None), id(outer)}
+    chain: list[BaseException | None] = [error]
+    while chain:
+        link = chain.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            link.__traceback__ = None
+            chain += (link.__cause__, link.__context__)
+    return error

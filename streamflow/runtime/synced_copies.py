@@ -124,6 +124,7 @@ class Copies:
             assert self.transfer is not None
             return self.transfer
         host = self.host
+        host.check_usable()
         host.check_unchanged(self)
         array = self.device.acquire(context)
         array._staged = None
@@ -149,6 +150,7 @@ class Copies:
                 return
             try:
                 self.check_usable()
+                self.host.check_usable()
                 array = self.device.acquire(context)
                 op = context.run(self._dev._transfers.get, array, self.host.array, stream, ())
             except Exception as error:

@@ -123,6 +123,7 @@ class Pair(Copies):
         context = self._context(origin)
         while True:
             cell = self._look(asked)
+            self.host.check_usable()
             host, job = self.host, self._present_job()
             if job is None:
                 if cell.step is Step.COPY:
@@ -161,6 +162,7 @@ class Pair(Copies):
         context = self._context(user_instruction())
         try:
             if turn.is_held and self._look(asked).step is Step.COPY and asked is Asked.PUSH:
+                self.host.check_usable()
                 self.host.check_unchanged(self)
                 self.device.acquire(context)
         except BaseException:

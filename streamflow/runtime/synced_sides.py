@@ -134,6 +134,11 @@ class HostSide:
         self.array, self.is_owned = array, False
         self.is_pinned = bool(array.nbytes) and page_locked.find(array) is not None
 
+    def check_usable(self) -> None:
+        """Raise if an array that was adopted lies in a lease that was released since."""
+        if self.array is not None and not self.is_owned and self.is_pinned:
+            page_locked.find(self.array)
+
     def forget(self) -> None:
         """Let go of the memory; transfers in flight hold on to it themselves (rule R6)."""
         self.array, self.is_owned, self.is_pinned = None, True, False

@@ -4,16 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 
 import anyio
 import anyio.to_thread
 import numpy as np
 import pytest
 from support import error_of, native, turns, until, virtual
-from synced_support import State, asking, contents, in_state
+from synced_support import Broken, State, asking, contents, in_state
 
 import streamflow as sf
 from streamflow.scheduler.synced_table import Asked
+
+
+def test_a_lease_that_was_adopted_is_used_as_it_is_until_it_is_released(run, open_device):
+    async def main():
+        async with open_device() as dev:
+            m = sf.SyncedArray(dev, 1 << 18, np.float32)
+            async with dev.pinned.lease(m.nbytes) as lease:
+                array = lease.array(m.shape, m.dtype)
+                array[:] = 2
+                m.adopt(array)
+                assert m.host_is_pinned
+                assert not m.owns_host
+                await m.push()
+            async with m.device(write=True) as d:
+                dev.fill(d, 3)
+            with pytest.raises(ValueError, match="released"):
+                await m.pull()
+            with pytest.raises(ValueError, match="released"):
+                await m.host(write="all").__aenter__()
+            assert m.state is State.HEAD_AT_GPU
+            m.adopt(np.zeros(m.shape, m.dtype), discard=True)
+            m.close()
+
+    run(main)
 
 
 def test_closing_the_device_gives_all_memory_back(run):
@@ -70,6 +95,34 @@ def test_a_host_side_that_is_being_pinned_when_the_device_is_closed_is_told(run)
             assert heard[0] is None or isinstance(heard[0], sf.Closed)
             m.close()
             assert m._pair.host.array is None
+
+    run(main)
+
+
+def test_c23_errors_of_blocks_that_are_kept_keep_no_memory(run):
+    async def main():
+        async with virtual() as dev:
+            kept, known = [], []
+
+            async def enter(arrays, side):
+                known.append(weakref.ref(arrays[0]._pair))
+                async with getattr(arrays.pop(), side)():
+                    pass
+
+            for side in ("host", "device"):
+                m = [await in_state(dev, State.POISONED, 1)]
+                kept.append(await error_of(enter(m, side)))
+            with dev.sim.fail("copy_d2h", error=Broken("copy"), sticky=False):
+                m = [await in_state(dev, State.HEAD_AT_GPU, 1)]
+                kept.append(await error_of(enter(m, "host")))
+            with dev.sim.out_of_memory():
+                m = [await in_state(dev, State.HEAD_AT_CPU, 1)]
+                kept.append(await error_of(enter(m, "device")))
+            assert all(isinstance(error, sf.StreamflowError) for error in kept)
+            gc.collect()
+            assert [ref() for ref in known] == [None] * 4
+            await dev.synchronize()
+            assert not dev.live().keys() & {"array", "pinned block"}
 
     run(main)
 
