@@ -268,6 +268,7 @@ def test_a_failed_write_of_a_lease_fails_its_readers(run):
                 assert isinstance(await error_of(read), UpstreamFailed)
                 await dev.get(x, out=memory)  # a write needs nothing of what was there
                 await dev.put(memory)
+                assert not host_memory._in_flight  # nor is what failed kept for ever
 
     run(main)
 
@@ -393,3 +394,34 @@ def test_a_copy_that_failed_does_not_keep_the_memory_it_was_to_write(run):
             del x
 
     run(main)
+
+
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+def test_c12_what_a_loop_left_in_flight_is_let_go_once_it_has_ended(run, clock):
+    left = []
+
+    def opened():
+        return sf.Device(backend="sim", settings=sf.Settings(sim=sf.SimOptions(clock=clock)))
+
+    async def main():
+        dev = opened()
+        await dev.__aenter__()
+        source, stream = await dev.get(dev.full(1 << 20, 3, np.uint8)), dev.stream()
+        gate = dev.sim.gate(stream)
+        x = dev.put(source, stream=stream)
+        left.extend((dev, gate, dev.get(x, out=source)))
+
+    async def another():
+        async with opened():
+            pass
+
+    run(main)
+    run(another)
+    assert len(host_memory._in_flight) == 2  # stalled: nothing is let go
+    left[1].release()
+    for _ in range(100):
+        run(another)
+        if not host_memory._in_flight:
+            break
+    assert not host_memory._in_flight
+    assert left[0]._core.backend._is_closed
