@@ -28,7 +28,8 @@ class Usable(Protocol):
 class Staged:
     """Page-locked bytes that copies are staged from and to all the same, whatever the driver says.
 
-    They are being unpinned, or pinned by another event loop, which will not wait for our ops.
+    They are being unpinned, or pinned by another event loop, which will not wait for our ops, or
+    pinned in part.
     """
 
     __slots__ = ("region",)
@@ -80,7 +81,7 @@ def find(array: np.ndarray[Any, Any]) -> Usable | None:
     Raises
     ------
     ValueError
-        They belong to a lease that was released, or lie only in part in page-locked memory.
+        They belong to a lease that was released.
     """
     if not _starts:
         return None
@@ -90,12 +91,11 @@ def find(array: np.ndarray[Any, Any]) -> Usable | None:
         if at < 0 or _ranges[at][0] <= low:
             return None
         stop, owner = _ranges[at]
-        if low < _starts[at] or high > stop:
-            raise ValueError(
-                f"an array of {array.nbytes} bytes lies only in part in page-locked memory: "
-                "pin all of it, or none"
-            )
-        usable = owner.usable_at(low, high - low)
+        start = max(low, _starts[at])
+        usable = owner.usable_at(start, min(high, stop) - start)
+        if usable is not None and (low < start or high > stop):
+            # Whoever pinned a part, another thread perhaps, must not break others' copies.
+            usable = Staged(usable.region)
     if usable is None or _is_revoked(array):
         raise ValueError(
             f"an array of {array.nbytes} bytes lies in pinned memory whose lease was released: "

@@ -198,12 +198,18 @@ def hold_blocking(
             ends = (start, stop - 1)
             if all(backend.pointer_attributes(end).kind is MemoryKind.HOST for end in ends):
                 return None
-            backend.register_host_blocking(start, stop - start, is_read_only)
             known = Registration(array, start, stop, where)
+            # First: a copy that asked the driver alone might be told yes, and be waited for by
+            # no unpin. Until a loop has its share, copies are staged.
+            page_locked.add_range(start, stop - start, known)
+            try:
+                backend.register_host_blocking(start, stop - start, is_read_only)
+            except BaseException:
+                page_locked.remove_range(start)
+                raise
             at = bisect_right(_table.starts, start)
             _table.starts.insert(at, start)
             _table.registrations.insert(at, known)
-            page_locked.add_range(start, stop - start, known)
         known.num_holds += 1
         return known
 

@@ -31,9 +31,9 @@ Array = np.ndarray[Any, Any]
 
 _MIN_PIECE_NBYTES = 1 << 20
 _SQUARE_NBYTES = 64 << 10
-"""A copy costs the link about 8.7 us besides its bytes, and a piece the time in which threads fill
-the first ones and the link idles. The sum is least at about the square root of the array's size
-times 8.7 us times the bytes that one thread copies in a second, 5 to 12 GB."""
+"""A copy costs the link about 8.7 us besides its bytes; a piece costs the time in which threads
+fill the first ones and the link idles. Their sum is least at pieces of about sqrt(size x 8.7 us x
+the bytes that one thread copies in a second, 5 to 12 GB)."""
 
 
 class _Chunk:

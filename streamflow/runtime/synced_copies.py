@@ -118,9 +118,11 @@ class Copies:
         host = self.host
         host.check_unchanged(self)
         array = self.device.acquire(context)
+        array._staged = None
         _, op = context.run(self._dev._transfers.put, host.array, array, stream, ())
         self.device.note()
-        self._sent(op, Side.GPU, _do_nothing)
+        # The copy may be done with the host memory before it has ended, or already.
+        self._sent(op, Side.GPU, array._staged, _do_nothing)
         return op
 
     def _pull(self, context: Context, stream: Stream | None) -> HostJob:
@@ -147,20 +149,25 @@ class Copies:
             if self.host.is_owned and op._rare is not None:
                 op._rare.writes_host = False  # our own memory: nobody needs to hold out (R8)
             job.submitted(op)
-            self._sent(op, Side.CPU, partial(self._end, job))
+            self._sent(op, Side.CPU, op, partial(self._end, job))
 
         self.host.acquire(acquired)
         return job
 
-    def _sent(self, op: Op[Any], to: Side, then: Then) -> None:
-        """``op`` copies the present data ``to`` a side, which it has once that has ended."""
+    def _sent(self, op: Op[Any], to: Side, use: Op[Any] | None, then: Then) -> None:
+        """``op`` copies the present data ``to`` a side, which it has once that has ended.
+
+        ``use`` needs the host memory until it has ended.
+        """
         heads, host = self.heads, self.host
         version = heads.begin_copy(to)
         self.transfer = op
-        host.used_by(op, writes=to is Side.CPU)
+        if use is not None:
+            host.used_by(use, writes=to is Side.CPU)
 
         def over() -> None:
-            host.unused_by(op)
+            if use is not None:
+                host.unused_by(use)
             if self.transfer is op:
                 self.transfer = None
             error = op._error
@@ -170,7 +177,7 @@ class Copies:
                 if to is Side.CPU and self.look_at_state(looks=True) is SyncedState.POISONED:
                     error = self._poisoned()
                 elif heads.end_copy(version, is_well=True) and to is Side.CPU:
-                    host.written()
+                    host.note()
             else:
                 heads.end_copy(version, is_well=False)
             then(error)

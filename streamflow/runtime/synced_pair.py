@@ -12,7 +12,7 @@ import numpy as np
 from streamflow.backends.origin import describe, user_instruction
 from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.failures import add_note
-from streamflow.runtime.op import Op, next_seq
+from streamflow.runtime.op import Op, OpState, next_seq
 from streamflow.runtime.parked import Parked
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.runtime.synced_copies import Copies
@@ -128,7 +128,7 @@ class Pair(Copies):
             job.when_ended(wake)
             try:
                 # The caller's own memory is written: hold a cancellation back (rule R8).
-                await wait(job.op is not None and not self.host.is_owned)
+                await wait(job.is_pull and not self.host.is_owned)
             finally:
                 job.forget(wake)
         if job.error is not None and job.version == self.heads.version:
@@ -184,7 +184,8 @@ class Pair(Copies):
                 return
             parked.withdraw = None
             if error is None:
-                core.start(parked.op)
+                if parked.op.state is OpState.PARKED:
+                    core.start(parked.op)
                 core.parking.host_done(parked)
             else:
                 core.observed(error)  # it is this op's to tell
@@ -216,8 +217,15 @@ class Pair(Copies):
         else:
             assert job is not None
             pulled = job
-            pulled.when_submitted(partial(self._turns.leave, turn))
+            pulled.when_submitted(partial(self._submitted, turn, parked))
             pulled.when_ended(lambda: ended(pulled.error))
+
+    def _submitted(self, turn: Turn, parked: Parked) -> None:
+        self._turns.leave(turn)
+        if not self.host.is_owned and not parked.has_left:
+            # The caller's own memory: whoever waits, or leaves a scope, holds out (rule R8).
+            self._core.start(parked.op)
+            parked.op.rare().writes_host = True
 
     # -- changes at once -----------------------------------------------------------------------
 

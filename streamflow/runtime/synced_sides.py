@@ -157,6 +157,7 @@ class HostSide:
         """A transfer in flight reads or writes the memory that there is now."""
         assert self.array is not None
         self._uses[op] = self.array, writes
+        self._is_zeroed &= not writes
 
     def unused_by(self, op: Op[Any]) -> None:
         """It has ended."""
@@ -185,11 +186,6 @@ class HostSide:
         checker = self._core.backend.checker
         if checker is not None and self.array is not None:
             self._noted = checker.fingerprint(self.array)
-
-    def written(self) -> None:
-        """A transfer has written the memory."""
-        self._is_zeroed = False
-        self.note()
 
     def check_unchanged(self, who: object) -> None:
         """Raise if the memory has changed since :meth:`note`; tells once."""
@@ -292,9 +288,7 @@ class DeviceSide:
         if array._memory.is_lent:
             raise ValueError(f"{array!r} is lent by a SyncedArray: it cannot be adopted")
         check_same(self._shape, self._dtype, self._shape, array.dtype)
-        if array.shape == self._shape:
-            return array
-        return array.reshape(self._shape)
+        return array.reshape(self._shape)  # ours to note things on
 
     def note(self) -> None:
         """Whatever wrote last was meant to."""

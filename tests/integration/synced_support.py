@@ -12,6 +12,7 @@ from streamflow.scheduler.synced_table import Asked
 
 State = sf.SyncedState
 N = 1000
+LARGE = 1 << 20  # items: not read before a copy is submitted
 
 
 class Broken(Exception):
@@ -63,7 +64,7 @@ async def in_state(
     return m
 
 
-async def _read(block: Any) -> None:
+async def reading(block: Any) -> None:
     async with block:
         pass
 
@@ -89,8 +90,8 @@ def asking(dev: sf.Device, m: sf.SyncedArray, value: float) -> dict[Asked, Calla
         await submit()
 
     return {
-        Asked.READ_HOST: lambda: _read(m.host()),
-        Asked.READ_DEVICE: lambda: _read(m.device()),
+        Asked.READ_HOST: lambda: reading(m.host()),
+        Asked.READ_DEVICE: lambda: reading(m.device()),
         Asked.WRITE_HOST: lambda: write_host(True),
         Asked.WRITE_DEVICE: lambda: write_device(True),
         Asked.WRITE_ALL_HOST: lambda: write_host("all"),
@@ -101,3 +102,19 @@ def asking(dev: sf.Device, m: sf.SyncedArray, value: float) -> dict[Asked, Calla
         Asked.PULL: lambda: transfer(m.pull),
         Asked.DISCARD: discard,
     }
+
+
+def set_to_two(stream: Any, y: Any) -> None:
+    if isinstance(y, np.ndarray):  # the simulator's; elsewhere it is memory nobody fills here
+        y[...] = 2
+    else:
+        fill_with_two(stream, y)
+
+
+def fill_with_two(stream: Any, y: Any) -> None:
+    """On CUDA: a 4-byte memset through the bindings."""
+    from cuda.bindings import driver
+
+    word = int(np.float32(2).view(np.uint32))
+    (error,) = driver.cuMemsetD32Async(y.address, word, y.size, stream.handle)
+    assert error == driver.CUresult.CUDA_SUCCESS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import anyio
@@ -11,6 +12,7 @@ from direct_copies import is_direct
 from support import turns, virtual
 
 import streamflow as sf
+from streamflow.memory.registered import num_registered
 
 NUM = 1 << 20  # 4 MiB: above what is copied on the loop
 
@@ -89,6 +91,31 @@ def test_r6_a_copy_that_meets_an_unpin_is_staged(run) -> None:
     run(main)
 
 
+def test_an_array_that_is_pinned_in_part_is_staged(run, open_device) -> None:
+    """And ordered with the copies of the part."""
+
+    async def main() -> None:
+        x = floats()
+        low = x[: NUM // 4]
+        async with open_device() as dev, dev.pin(low):
+            before = num_staged(dev)
+            np.testing.assert_array_equal(await dev.get(dev.put(x)), x)
+            assert num_staged(dev) > before
+            stream, zeros = dev.stream(), dev.zeros(NUM // 4, np.float32)
+            held = open_device.stall(dev, stream)
+            write = dev.get(zeros, out=low, stream=stream)
+            y = dev.put(x)
+            await turns()
+            held.release()
+            expected = floats()
+            expected[: NUM // 4] = 0
+            np.testing.assert_array_equal(await dev.get(y), expected)
+            assert write.done()
+            zeros.free()
+
+    run(main)
+
+
 def test_a_write_to_pinned_memory_comes_before_what_reads_it(run, open_device) -> None:
     async def main() -> None:
         x = np.zeros(NUM, np.float32)
@@ -149,6 +176,35 @@ def test_copies_between_mapped_and_pinned_memory(run, open_device, is_mapped: bo
             m.free()
 
     run(main)
+
+
+def test_r11_loops_of_several_threads_pin_and_copy_the_same_memory(run, open_device) -> None:
+    x = floats()
+    errors: list[BaseException] = []
+
+    async def main() -> None:
+        async with open_device() as dev:
+            for step in range(15):
+                part = x[step * 100 :]
+                try:
+                    async with dev.pin(x if step % 3 else part):
+                        np.testing.assert_array_equal(await dev.get(dev.put(part)), part)
+                except ValueError as error:  # all of it, while another loop has a part
+                    assert "overlaps" in str(error)  # noqa: PT017
+
+    def work() -> None:
+        try:
+            run(main)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+    assert num_registered() == 0
 
 
 def test_a_cancelled_copy_into_pinned_memory_ends_first(run) -> None:

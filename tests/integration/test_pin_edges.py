@@ -15,6 +15,7 @@ from programs import Program
 from support import error_of, native, turns, until, virtual
 
 import streamflow as sf
+from streamflow.memory.page_locked import Staged, find
 from streamflow.memory.registered import num_registered
 from streamflow.runtime.op import Op
 
@@ -457,6 +458,33 @@ def test_r15_pins_come_in_the_same_order_each_time(run) -> None:
         return ended
 
     assert run(main) == run(main)
+
+
+@pytest.mark.parametrize("verb", ["register_host_blocking", "unregister_host_blocking"])
+def test_r6_copies_are_staged_while_the_driver_is_at_it(
+    run, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """It may say that the memory is page-locked, before or after it can be relied on."""
+
+    async def main() -> None:
+        x, seen = floats(), []
+        async with virtual() as dev:
+            backend = dev._core.backend
+            call = getattr(backend, verb)
+
+            def called(*args: Any) -> None:
+                seen.append(find(x))
+                call(*args)
+                seen.append(find(x))
+
+            monkeypatch.setattr(backend, verb, called)
+            async with dev.pin(x):
+                pass
+            assert len(seen) == 2
+            assert all(isinstance(usable, Staged) for usable in seen)
+            assert find(x) is None
+
+    run(main)
 
 
 # -- processes ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import pickle
@@ -10,7 +11,7 @@ import anyio
 import anyio.to_thread
 import numpy as np
 import pytest
-from support import error_of, turns, until, virtual
+from support import error_of, native, turns, until, virtual
 from synced_support import (
     Broken,
     N,
@@ -383,24 +384,47 @@ def test_a_copy_waits_for_its_turn_and_says_so(run):
     async def main():
         async with virtual() as dev:
             m = await in_state(dev, State.HEAD_AT_CPU, 1)
-            writing = m.host(write=True)
-            a = await writing.__aenter__()
+            ops = []
+
+            async def push():
+                ops.append(m.push())
+
+            async with anyio.create_task_group() as group, m.host(write=True) as a:
+                for _ in range(2):
+                    group.start_soon(push)
+                await until(lambda: len(ops) == 2)
+                assert {op.state for op in ops} == {sf.OpState.PARKED}
+                assert any("its turn" in row.waits_for for row in dev.report().rows)
+                assert ops[0].cancel()
+                a[:] = 2
+            await ops[1]
+            assert m.state is State.SYNCED
+            async with m.device() as d:
+                assert ((await dev.get(d)) == 2).all()
+            with anyio.fail_after(20):
+                await fill_host(m, 3)  # the one that was cancelled has no turn
+            m.close()
+
+    run(main)
+
+
+def test_a_failure_that_shows_when_the_turn_comes_is_the_ops(run):
+    async def main():
+        async with virtual() as dev:
+            m = sf.SyncedArray(dev, N, np.float32)
+            ops = []
+
+            async def push():
+                ops.append(m.push())
+
             async with anyio.create_task_group() as group:
-
-                async def push():
-                    op = m.push()
-                    assert op.state is sf.OpState.PARKED
-                    assert any("its turn" in row.waits_for for row in dev.report().rows)
-                    dropped = m.push()
-                    assert dropped.cancel()
-                    a[:] = 2
-                    await writing.__aexit__(None, None, None)
-                    await op
-                    assert m.state is State.SYNCED
-                    async with m.device() as d:
-                        assert ((await dev.get(d)) == 2).all()
-
-                group.start_soon(push)
+                with pytest.raises(Broken):
+                    async with m.host(write="all"):
+                        group.start_soon(push)
+                        await until(lambda: ops)
+                        raise Broken("body")
+            assert isinstance(await error_of(ops[0]), ValueError)  # nothing was written
+            m.close()
 
     run(main)
 
@@ -434,6 +458,78 @@ def test_closing_the_device_gives_all_memory_back(run):
             m.host()
 
     run(main)
+
+
+def test_leaving_a_block_of_a_closed_or_lost_device_is_no_error(run):
+    async def main():
+        for loses in (False, True):
+            dev = virtual()
+            async with dev:
+                m = await in_state(dev, State.HEAD_AT_CPU, 1)
+                blocks = [m.host(), m.host()]
+                for block in blocks:
+                    await block.__aenter__()
+                if loses:
+                    dev.sim.fail("fill")
+                    with pytest.raises(sf.DeviceLost):
+                        await dev.zeros(3)
+                    await blocks.pop().__aexit__(None, None, None)
+            for block in blocks:
+                await block.__aexit__(None, None, None)
+            m.close()
+
+    run(main)
+
+
+def test_a_host_side_that_is_being_pinned_when_the_device_is_closed_is_told(run):
+    async def main():
+        heard = []
+        async with anyio.create_task_group() as group:
+            async with virtual() as dev:
+                m = sf.SyncedArray(dev, 1 << 20, np.float32)
+
+                async def read():
+                    heard.append(await error_of(asking(dev, m, 0)[Asked.READ_HOST]()))
+
+                group.start_soon(read)
+                await until(lambda: m._pair._job is not None or heard)
+            await until(lambda: heard)
+            assert heard[0] is None or isinstance(heard[0], sf.Closed)
+            m.close()
+            assert m._pair.host.array is None
+
+    run(main)
+
+
+@native
+def test_c12_a_loop_that_ends_with_somebody_waiting_troubles_nobody(run):
+    kept = []
+
+    async def abandon():
+        dev = virtual()
+        await dev.__aenter__()
+        m = await in_state(dev, State.HEAD_AT_CPU, 1)
+        block = m.host(write=True)
+        await block.__aenter__()
+        tasks = [asyncio.ensure_future(asking(dev, m, 0)[Asked.READ_HOST]())]
+
+        async def push():
+            kept.append(m.push())
+
+        tasks.append(asyncio.ensure_future(push()))
+        await until(lambda: kept)
+        kept.extend((dev, m, block, tasks))
+
+    async def again():
+        async with virtual() as dev:
+            m = await in_state(dev, State.SYNCED, 1)
+            assert await contents(m) == 1
+            m.close()
+
+    run(abandon)
+    run(again)
+    kept.clear()
+    gc.collect()
 
 
 def test_a_lost_device_says_so_and_leaks_nothing(run):
