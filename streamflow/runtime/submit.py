@@ -225,8 +225,8 @@ class Submit(ABC):
             Any layout; copied in C order. Buffers of bytes are ``uint8``. Up to 64 KiB it is
             read before this returns; larger, it must not change until ``await array.staged``,
             which debug mode and the simulator look after. Pinned memory in C order is read by
-            the device as it is, a lease of whatever size. An :class:`Op`, of a host task say,
-            stands for its result; it needs ``out``.
+            the device as it is, that of a lease or pin at any size. An :class:`Op`, of a host
+            task say, stands for its result; it needs ``out``.
         out : DeviceArray, optional
             Of the same shape and dtype; default: a new array.
         stream : Stream, optional

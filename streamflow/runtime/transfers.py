@@ -141,7 +141,8 @@ class Transfers:
                 array = host.array
                 check_same(shape, dtype, array.shape, array.dtype)
                 for region in host.regions:
-                    core.parking.depend(parked, region.last_write)
+                    for each in (region, *region.overlapping):
+                        core.parking.depend(parked, each.last_write)
                     region.record_read(op.ticket)
             except Exception as error:
                 core.parking.drop(parked, error.with_traceback(None))

@@ -1,9 +1,11 @@
 """Sources and destinations that are page-locked already are used as they are."""
 
 import gc
+import threading
 import weakref
 
 import anyio
+import anyio.to_thread
 import numpy as np
 import pytest
 from page_locked_memory import page_locked_bytes
@@ -11,6 +13,7 @@ from support import error_of, turns, until, virtual, wanted
 
 import streamflow as sf
 from streamflow.errors import UpstreamFailed
+from streamflow.memory import page_locked
 from streamflow.runtime import host_memory
 
 N = 1 << 19  # float32s: 2 MiB, above what is copied inline and what the driver is asked about
@@ -268,6 +271,7 @@ def test_a_failed_write_of_a_lease_fails_its_readers(run):
                 assert isinstance(await error_of(read), UpstreamFailed)
                 await dev.get(x, out=memory)  # a write needs nothing of what was there
                 await dev.put(memory)
+                assert not host_memory._in_flight  # nor is what failed kept for ever
 
     run(main)
 
@@ -393,3 +397,83 @@ def test_a_copy_that_failed_does_not_keep_the_memory_it_was_to_write(run):
             del x
 
     run(main)
+
+
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+def test_c12_what_a_loop_left_in_flight_is_let_go_once_it_has_ended(run, clock):
+    left = []
+
+    def opened():
+        return sf.Device(backend="sim", settings=sf.Settings(sim=sf.SimOptions(clock=clock)))
+
+    async def main():
+        dev = opened()
+        await dev.__aenter__()
+        source, stream = await dev.get(dev.full(1 << 20, 3, np.uint8)), dev.stream()
+        gate = dev.sim.gate(stream)
+        x = dev.put(source, stream=stream)
+        left.extend((dev, gate, dev.get(x, out=source)))
+
+    async def another():
+        async with opened():
+            pass
+
+    run(main)
+    run(another)
+    assert len(host_memory._in_flight) == 2  # stalled: nothing is let go
+    left[1].release()
+    for _ in range(100):
+        run(another)
+        if not host_memory._in_flight:
+            break
+    assert not host_memory._in_flight
+    assert left[0]._core.backend._is_closed
+
+
+def test_r11_a_lease_of_another_loop_is_an_ordinary_array(run):
+    """That loop won't wait for this one's copies before it hands the memory on."""
+    leased, may_end = [], threading.Event()
+
+    async def main():
+        async with virtual() as dev:
+            lease, array = leased
+            array[:] = 6
+            before = counts(dev)
+            x = await dev.put(array)
+            await dev.get(dev.zeros(1 << 20, np.uint8), out=array)
+            assert counts(dev) != before
+            assert lease._block._region is None or not lease._block._region.reads
+            assert not array.any()
+            return await dev.get(x)
+
+    async def elsewhere():
+        async with virtual() as dev, dev.pinned.lease(1 << 20) as lease:
+            leased.extend((lease, lease.array()))
+            is_there.set()
+            await anyio.to_thread.run_sync(may_end.wait)
+
+    is_there = threading.Event()
+    thread = threading.Thread(target=anyio.run, args=(elsewhere,))
+    thread.start()
+    try:
+        assert is_there.wait(20)
+        assert (run(main) == 6).all()
+    finally:
+        may_end.set()
+        thread.join(20)
+        leased.clear()
+
+
+def test_what_is_pinned_and_must_be_staged_all_the_same_is(run):
+    async def main():
+        async with virtual() as dev:
+            with page_locked_bytes(dev, 1 << 21) as (memory, owner):
+                owner.usable_at = lambda address, nbytes: page_locked.Staged(owner.region)
+                memory[:] = 2
+                before = counts(dev)
+                x = await dev.put(memory)
+                assert counts(dev) != before
+                assert [read.op for read in owner.region.reads] == [None]  # it has ended
+                return await dev.get(x)
+
+    assert (run(main) == 2).all()

@@ -203,9 +203,9 @@ DEBUGGING = {"debug": True, "check_races": False}
 
 
 @pytest.mark.parametrize("nbytes", [1 << 20, 1 << 24])
-def test_debug_tells_of_a_source_that_changes_too_early(run, nbytes):
+def test_debug_tells_of_a_source_that_changes_too_early(run, open_device, nbytes):
     async def main():
-        async with virtual(**DEBUGGING) as dev:
+        async with open_device(**DEBUGGING) as dev:
             source = np.zeros(nbytes, np.uint8)
             x = dev.put(source)
             source[:] = 1
@@ -393,6 +393,11 @@ def test_staging_pins_two_chunks_for_each_thread_outside_the_budget(run):
 def test_settings_of_staging_are_checked(settings, error, match):
     with pytest.raises(error, match=match):
         sf.Settings(**settings)
+
+
+def test_debug_is_set_in_the_environment():
+    assert sf.Settings.from_environment({"STREAMFLOW_DEBUG": "1"}).debug
+    assert not sf.Settings.from_environment({}).debug
 
 
 def test_the_default_number_of_threads_follows_the_cores_of_the_process(monkeypatch):
