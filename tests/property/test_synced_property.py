@@ -376,7 +376,7 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("loop", LOOPS)
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
