@@ -152,7 +152,7 @@ class DeviceBlock(_Block):
         if self._is_write:
             assert error is not None
             pair.fail_write(Side.GPU, error, self._origin)
-        elif pair.device.is_owned:
+        elif pair.device.has_all_of_its_hazards:
             wrong = RuntimeError(
                 f"{pair!r} was written on the device in a block that reads it: use "
                 "device(write=True)"

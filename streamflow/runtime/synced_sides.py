@@ -307,6 +307,11 @@ class DeviceSide:
         """Whatever wrote last was meant to."""
         self._last = self._last_write()
 
+    @property
+    def has_all_of_its_hazards(self) -> bool:
+        """Whether a write that they tell of is one of this memory: not so of rows of an array."""
+        return self.array is not None and self.array.is_whole_region
+
     def is_touched(self) -> bool:
         """Whether something has written since :meth:`note`."""
         return self._last_write() is not self._last

@@ -273,11 +273,21 @@ def test_writing_in_a_block_that_reads_is_told(run, open_device):
     async def main():
         async with open_device() as dev:
             m = await in_state(dev, State.SYNCED, 1)
-            with pytest.raises(RuntimeError, match="block that reads"):
-                async with m.device() as d:
-                    dev.fill(d, 2)
-            assert m.state is State.HEAD_AT_CPU
+            for adopts in (False, True):
+                if adopts:
+                    m.adopt(dev.full(N, 1, np.float32), discard=True)
+                    await m.pull()
+                with pytest.raises(RuntimeError, match="block that reads"):
+                    async with m.device() as d:
+                        dev.fill(d, 2)
+                assert m.state is State.HEAD_AT_CPU
+                assert await contents(m) == 1
+            rows = dev.full((2, N), 1, np.float32)
+            m.adopt(rows[0], discard=True)
+            async with m.device():
+                dev.fill(rows[1], 2)  # somebody else's
             assert await contents(m) == 1
+            del rows
             m.close()
 
     run(main)
