@@ -29,7 +29,7 @@ _num_changes = 0
 
 _IDLE_MAX_S = 1e-3
 _OWN_WORK_S = 0.05
-_HOST_WORK_S = 0.02
+_HOST_WORK_S = 0.1
 """How long a turn waits for workers in virtual time, if they do our own work, or a program's."""
 _GRACE_S = 0.05
 """How long nothing may have changed before virtual time jumps to a timer."""
