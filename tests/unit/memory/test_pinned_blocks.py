@@ -259,7 +259,7 @@ def test_blocks_out_on_loan_are_unpinned_when_they_come_back_after_the_close(mak
 def test_memory_with_a_view_left_is_unpinned_when_the_view_has_gone(make, driver):
     blocks = make()
     block = take(blocks, MIB)
-    block.lease(None)
+    block.lease(None, lambda: True)
     view = block.array((4,), np.dtype(np.float32))[1:]
     block.revoke()
     block.release()
@@ -277,7 +277,7 @@ def test_memory_with_a_view_left_is_unpinned_when_the_view_has_gone(make, driver
 def test_memory_with_a_view_left_at_the_close_is_left_to_a_later_device(make, driver):
     blocks = make()
     block = take(blocks, MIB)
-    block.lease(None)
+    block.lease(None, lambda: True)
     view = block.array((4,), np.dtype(np.float32))
     block.revoke()
     block.release()
@@ -331,7 +331,7 @@ def test_the_table_knows_leases_and_results_while_they_last(make):
     blocks = make()
     for nbytes in (1000, 2 * MIB):
         block = take(blocks, nbytes)
-        block.lease(None)
+        block.lease(None, lambda: True)
         array = block.array((nbytes // 4,), np.dtype(np.float32))
         assert page_locked.find(array) is block
         assert page_locked.find(array[10:20:2]) is block
@@ -353,7 +353,7 @@ def test_a_small_array_over_two_blocks_belongs_to_nobody(make):
     one, two = sorted([take(blocks, 512), take(blocks, 512)], key=lambda block: block.address)
     assert one.address + 512 == two.address
     for block in (one, two):
-        block.lease(None)
+        block.lease(None, lambda: True)
     assert one._slab.usable_at(one.address + 500, 12) is one
     assert one._slab.usable_at(one.address + 500, 13) is None
     assert one._slab.usable_at(one.address + MIB, 1) is None
@@ -400,6 +400,50 @@ def test_threads_take_and_give_back_at_once(make):
     assert blocks.num_live == 0
     blocks.trim()
     assert blocks.counted_nbytes == blocks.cached_nbytes == 0
+
+
+def test_who_waits_hears_of_a_block_without_the_lock_of_the_blocks(make):
+    """A loop has a lock as well, within which a finaliser may give a block back."""
+    blocks = make()
+    block, others = take(blocks, MIB), []
+
+    def hear():
+        thread = threading.Thread(target=lambda: others.append(blocks.try_acquire(512)))
+        thread.start()
+        thread.join(2)
+
+    blocks.on_release = hear
+    blocks.reserve(2 * MIB, is_waiter=True)
+    for give_back in (block.release, lambda: blocks.unreserve(2 * MIB)):
+        give_back()
+        assert len(others) == 1
+        blocks.on_release = None
+        others.pop().release()
+        blocks.on_release = hear
+
+
+def test_a_slab_serves_who_had_it_pinned_before_others_take_all_of_it(make):
+    blocks = make(budget_nbytes=MIB, prepares=False)
+    acquire, taken = blocks.try_acquire, []
+
+    def take_all():
+        taken.extend(acquire(64 * KIB) for _ in range(16))
+
+    greedy = threading.Thread(target=take_all)
+
+    def acquire_late(nbytes):
+        greedy.start()
+        greedy.join(0.2)
+        return acquire(nbytes)
+
+    assert blocks.reserve(64 * KIB)
+    blocks.unpin_blocking = lambda: setattr(blocks, "try_acquire", acquire_late)
+    mine = blocks.acquire_reserved_blocking(64 * KIB)
+    greedy.join()
+    del blocks.unpin_blocking
+    assert blocks.counted_nbytes == MIB
+    for block in (mine, *filter(None, taken)):
+        block.release()
 
 
 def test_results_collected_in_the_midst_of_a_call_come_back_after_it(make, monkeypatch):
