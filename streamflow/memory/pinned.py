@@ -173,7 +173,18 @@ class PinnedBlocks:
                 slab.pages.append(blocks)
                 self._free.setdefault(size, []).extend(blocks)
                 return True
+        for slab in self._slabs:  # all of them are cut: anew, where nobody has any of it
+            if slab.num_live == 0 and not any(True for _ in views_of(slab)):
+                self._drop_pages(slab)
+                slab.pages = []
+                return self._cut_page(size)
         return False
+
+    def _drop_pages(self, slab: Slab) -> None:
+        """Have nobody take any block of an idle slab."""
+        for page in slab.pages:
+            gone, size = set(page), page[0].nbytes
+            self._free[size] = [block for block in self._free[size] if block not in gone]
 
     def reserve(self, nbytes: int, *, is_waiter: bool = False) -> bool:
         """Set budget aside for a block of ``nbytes``, dropping cached ones; False if too little.
@@ -326,10 +337,7 @@ class PinnedBlocks:
             if room_nbytes + evicted >= 0:
                 break
             self._slabs.remove(slab)
-            for page in slab.pages:
-                gone = set(page)
-                size = page[0].nbytes
-                self._free[size] = [block for block in self._free[size] if block not in gone]
+            self._drop_pages(slab)
             self._to_unpin.append(slab)
             self.counted_nbytes -= slab.nbytes
             evicted += slab.nbytes

@@ -141,6 +141,26 @@ def test_every_small_class_is_there_from_the_start(make, driver):
         block.release()
 
 
+@pytest.mark.parametrize("has_view", [False, True])
+def test_a_slab_that_nobody_has_any_of_serves_other_classes(make, has_view):
+    """Else a budget without room for another slab would never give any block of these."""
+    blocks = make(budget_nbytes=64 * KIB)
+    held = [take(blocks, 64 * KIB) for _ in range(FIRST_NBYTES // (64 * KIB))]
+    held[0].lease(None, lambda: True)
+    view = held[0].array((4,), np.dtype(np.uint8))
+    if not has_view:
+        del view
+    for block in held:
+        assert blocks.try_acquire(512) is None
+        block.revoke()
+        block.release()
+    other = blocks.try_acquire(512)
+    assert (other is None) == has_view  # the view sees mapped memory as long as it lives
+    if other is not None:
+        blocks.try_acquire(64 * KIB).release()
+        other.release()
+
+
 def test_the_block_used_last_is_reused_first(make):
     blocks = make()
     one, two = take(blocks, MIB), take(blocks, MIB)
