@@ -69,6 +69,7 @@ class PinnedBlocks:
         self._free: dict[int, list[PinnedBlock]] = {}  # by class; the last used comes last
         self._sizes: list[int] = []  # those above the classes that have a cached block
         self._to_unpin: list[PinnedBlock | Slab] = []  # counted no more
+        self._unpinning = threading.Lock()
         self._slabs: list[Slab] = []
         self._holders: dict[int, object] = {}  # by address, of what users keep
         self._num_releases = 0
@@ -350,16 +351,17 @@ class PinnedBlocks:
         del self._sizes[bisect_left(self._sizes, size)]
 
     def unpin_blocking(self) -> None:
-        """Unpin what was taken out. Worker threads only: it waits for running kernels."""
-        while self._to_unpin:
-            try:
+        """Unpin what was taken out. Worker threads only: it waits for running kernels.
+
+        When it returns, no other thread is at it either: what is pinned is within the budget.
+        """
+        with self._unpinning:
+            for _ in range(len(self._to_unpin)):  # what has views comes again later
                 memory = self._to_unpin.pop()
-            except IndexError:  # another thread took the last one
-                return
-            if any(True for _ in views_of(memory)):
-                self._leave(memory)
-            else:
-                self._unpin(memory.address)
+                if any(True for _ in views_of(memory)):
+                    self._leave(memory)
+                else:
+                    self._unpin(memory.address)
 
     def _unpin(self, address: int) -> None:
         remove_range(address)

@@ -422,6 +422,37 @@ def test_threads_take_and_give_back_at_once(make):
     assert blocks.counted_nbytes == blocks.cached_nbytes == 0
 
 
+def test_a_pin_waits_for_what_another_thread_unpins(make, driver):
+    blocks = make(budget_nbytes=4 * MIB)
+    take(blocks, 4 * MIB).release()
+    free, may_free, has_begun = driver.free, threading.Event(), threading.Event()
+
+    def free_late(address):
+        has_begun.set()
+        may_free.wait(10)
+        free(address)
+
+    blocks._free_blocking = free_late
+    threads, taken = [], []
+
+    def acquire(nbytes):
+        taken.append(blocks.acquire_reserved_blocking(nbytes))
+
+    for nbytes in (3 * MIB, MIB):
+        assert blocks.reserve(nbytes)  # the first drops what is cached
+        threads.append(threading.Thread(target=acquire, args=(nbytes,)))
+        threads[-1].start()
+        assert has_begun.wait(10)
+        threads[-1].join(0.1)
+        assert driver.nbytes <= FIRST_NBYTES + 4 * MIB
+    may_free.set()
+    for thread in threads:
+        thread.join()
+    assert driver.nbytes == FIRST_NBYTES + 4 * MIB
+    for block in taken:
+        block.release()
+
+
 def test_who_waits_hears_of_a_block_without_the_lock_of_the_blocks(make):
     """A loop has a lock as well, within which a finaliser may give a block back."""
     blocks = make()
