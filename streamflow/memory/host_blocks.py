@@ -128,9 +128,9 @@ class UsePoint:
             if not event.is_done:
                 return False
         except Closed:
-            # One of several devices on this memory, whose streams had ended. The last one says
-            # so when it closes; where it doesn't, nothing tells what still runs (R6).
-            if not self.space.is_open:
+            # One of several devices on this memory, whose streams had ended, as a rule. The last
+            # one says so when it closes; where it doesn't, nothing tells what still runs (R6).
+            if not self.space.is_open or self.space.was_left(self.backend):
                 return False
         except Exception as error:
             doing = "asking whether a pinned block is in use"

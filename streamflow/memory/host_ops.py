@@ -68,14 +68,14 @@ class OpPoint:
         self._ticket = ticket
 
     def is_passed(self) -> bool:
-        """Whether it has ended. A failure to ask is not a yes.
+        """Whether it has ended. A failure to ask is not a yes, nor a device that was left.
 
         Raises
         ------
         StreamflowError
             The query failed, and not because the device is lost.
         """
-        if not self.is_over:
+        if not self.is_over and not _is_left(self._ticket):
             pending: list[Ticket] = []
             add_unpassed(self._ticket, pending)
             if all(_has_ended(ticket) for ticket in pending):
@@ -107,10 +107,10 @@ def _core_of(ticket: Ticket) -> Any:
 
 
 def _is_left(ticket: Ticket) -> bool:
-    """Whether its device was closed while it ran: nothing tells when it ends (R6)."""
-    if not ticket.position or ticket.failure is None:
+    """Whether its device was closed while it ran, or was to: nothing tells when it ends (R6)."""
+    if ticket.failure is None:
         return False
-    return getattr(ticket.timeline.owner, "left_behind", None) is not None
+    return getattr(_core_of(ticket), "left_behind", None) is not None
 
 
 def _space_of(ticket: Ticket, otherwise: Space) -> Space:

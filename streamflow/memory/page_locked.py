@@ -28,8 +28,8 @@ class Usable(Protocol):
 class Staged:
     """Page-locked bytes that copies are staged from and to all the same, whatever the driver says.
 
-    They are being unpinned, or pinned by another event loop, which will not wait for our ops, or
-    pinned in part.
+    They are being unpinned, pinned only in part, or another event loop's, which will not wait for
+    our ops.
     """
 
     __slots__ = ("region",)

@@ -69,10 +69,11 @@ class PinnedBlocks:
         self._free: dict[int, list[PinnedBlock]] = {}  # by class; the last used comes last
         self._sizes: list[int] = []  # those above the classes that have a cached block
         self._to_unpin: list[PinnedBlock | Slab] = []  # counted no more
+        self._unpinning = threading.Lock()
         self._slabs: list[Slab] = []
         self._holders: dict[int, object] = {}  # by address, of what users keep
         self._num_releases = 0
-        self._is_closed = False
+        self.is_closed = False
         self._is_off = False
         self.on_release: Callable[[], None] | None = None  # while somebody waits; any thread
         self.counted_nbytes = 0
@@ -89,44 +90,58 @@ class PinnedBlocks:
 
         While somebody waits, only who ``is_waiter`` gets a large one.
         """
-        with self._lock:  # not `_section`: this is the hot path of leases (P8)
-            self._is_busy = True
-            try:
-                if self.on_release is not None and not is_waiter and nbytes > SMALL_NBYTES:
-                    return None
-                blocks = self._free.get(nbytes) or self._blocks_for(nbytes)
-                if not blocks:
-                    return None
-                block = blocks.pop()
-                self.num_live += 1
-                self.num_acquired += 1
-                slab = block._slab
-                if slab is not None:
-                    slab.num_live += 1
-                else:
-                    self.cached_nbytes -= block.nbytes
-                    if not blocks and block.nbytes > _CLASSES_UP_TO_NBYTES:
-                        self._forget_size(block.nbytes)
-                return block
-            finally:
-                self._is_busy = False
-                if self._returned:
-                    self._take_returned()
+        try:
+            with self._lock:  # not `_section`: this is the hot path of leases (P8)
+                self._is_busy = True
+                try:
+                    if self.on_release is not None and not is_waiter and nbytes > SMALL_NBYTES:
+                        return None
+                    blocks = self._free.get(nbytes) or self._blocks_for(nbytes)
+                    if not blocks:
+                        return None
+                    block = blocks.pop()
+                    self.num_live += 1
+                    self.num_acquired += 1
+                    slab = block._slab
+                    if slab is not None:
+                        slab.num_live += 1
+                    else:
+                        self.cached_nbytes -= block.nbytes
+                        if not blocks and block.nbytes > _CLASSES_UP_TO_NBYTES:
+                            self._forget_size(block.nbytes)
+                    return block
+                finally:
+                    self._is_busy = False
+        finally:
+            if self._returned:
+                self._take_returned()
 
     @contextmanager
     def _section(self) -> Iterator[None]:
         """Within it nobody else changes the books, finalisers neither."""
-        with self._lock:
-            self._is_busy = True
-            try:
-                yield
-            finally:
-                self._is_busy = False
-                self._take_returned()
+        try:
+            with self._lock:
+                self._is_busy = True
+                try:
+                    yield
+                finally:
+                    self._is_busy = False
+        finally:
+            self._take_returned()
 
     def _take_returned(self) -> None:
         while self._returned:
-            self._give_back(self._returned.popleft())
+            try:
+                block = self._returned.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            self._give_back(block)
+
+    def _tell(self) -> None:
+        """Something came back. Without the lock: a loop has one as well, and finalisers in it."""
+        on_release = self.on_release
+        if on_release is not None:
+            on_release()
 
     def _blocks_for(self, nbytes: int) -> list[PinnedBlock] | None:
         """Where a block for a request comes from, which is no class's own size as a rule."""
@@ -159,7 +174,18 @@ class PinnedBlocks:
                 slab.pages.append(blocks)
                 self._free.setdefault(size, []).extend(blocks)
                 return True
+        for slab in self._slabs:  # all of them are cut: anew, where nobody has any of it
+            if slab.num_live == 0 and not any(True for _ in views_of(slab)):
+                self._drop_pages(slab)
+                slab.pages = []
+                return self._cut_page(size)
         return False
+
+    def _drop_pages(self, slab: Slab) -> None:
+        """Have nobody take any block of an idle slab."""
+        for page in slab.pages:
+            gone, size = set(page), page[0].nbytes
+            self._free[size] = [block for block in self._free[size] if block not in gone]
 
     def reserve(self, nbytes: int, *, is_waiter: bool = False) -> bool:
         """Set budget aside for a block of ``nbytes``, dropping cached ones; False if too little.
@@ -182,8 +208,7 @@ class PinnedBlocks:
         """Give a reservation back."""
         with self._section():
             self.counted_nbytes -= _growth_nbytes(nbytes)
-            if self.on_release is not None:
-                self.on_release()
+        self._tell()
 
     def acquire_reserved_blocking(self, nbytes: int) -> PinnedBlock:
         """A block of at least ``nbytes`` that was reserved; worker threads only."""
@@ -209,23 +234,20 @@ class PinnedBlocks:
 
     def prepare_blocking(self) -> None:
         """Pin what small copies of a new device need. Worker threads only."""
-        self._add_slab_blocking(_FIRST_SLAB_NBYTES, is_counted=False)
+        self._slabs.append(self._slab_blocking(_FIRST_SLAB_NBYTES, is_counted=False))
 
     def _grow_blocking(self, nbytes: int) -> PinnedBlock:
-        self._add_slab_blocking(_SLAB_NBYTES, is_counted=True)
-        while True:  # other threads may take all of a slab
+        slab = self._slab_blocking(_SLAB_NBYTES, is_counted=True)
+        with self._lock:  # before other threads take all of it
+            self._slabs.append(slab)
             block = self.try_acquire(nbytes)
-            if block is not None:
-                return block
-            with self._section():
-                self.counted_nbytes += _SLAB_NBYTES
-            self._add_slab_blocking(_SLAB_NBYTES, is_counted=True)
+        assert block is not None
+        return block
 
-    def _add_slab_blocking(self, nbytes: int, *, is_counted: bool) -> None:
+    def _slab_blocking(self, nbytes: int, *, is_counted: bool) -> Slab:
         slab = Slab(self._pin_blocking(nbytes), nbytes, is_counted)
         add_range(slab.address, nbytes, slab)
-        with self._section():
-            self._slabs.append(slab)
+        return slab
 
     def _pin_blocking(self, nbytes: int) -> int:
         with near(self.numa_node):
@@ -254,26 +276,24 @@ class PinnedBlocks:
                 self._book_return(block)
             finally:
                 self._is_busy = False
-                if self._returned:
-                    self._take_returned()
-            slab = block._slab
-            if not self._is_closed:
-                if self.on_release is not None:
-                    self.on_release()
-                return
+            slab, is_closed = block._slab, self.is_closed
             is_last = slab is None or slab.num_live == 0
-        if is_last:  # the device is gone, and this may be a finaliser: for a later one (R12)
+        if self._returned:
+            self._take_returned()
+        if not is_closed:
+            self._tell()
+        elif is_last:  # the device is gone, and this may be a finaliser: for a later one (R12)
             self._leave(block if slab is None else slab)
 
     def _book_return(self, block: PinnedBlock) -> None:
         self.num_live -= 1
         self._holders.pop(block.address, None)
-        block.is_leased = block._is_open = False
-        block._region = None
+        block._is_open = False
+        block._is_here = block._region = None
         slab = block._slab
         if slab is not None:
             slab.num_live -= 1
-        if self._is_closed:
+        if self.is_closed:
             return
         blocks = self._free.get(block.nbytes)
         if blocks is None:
@@ -318,10 +338,7 @@ class PinnedBlocks:
             if room_nbytes + evicted >= 0:
                 break
             self._slabs.remove(slab)
-            for page in slab.pages:
-                gone = set(page)
-                size = page[0].nbytes
-                self._free[size] = [block for block in self._free[size] if block not in gone]
+            self._drop_pages(slab)
             self._to_unpin.append(slab)
             self.counted_nbytes -= slab.nbytes
             evicted += slab.nbytes
@@ -334,16 +351,17 @@ class PinnedBlocks:
         del self._sizes[bisect_left(self._sizes, size)]
 
     def unpin_blocking(self) -> None:
-        """Unpin what was taken out. Worker threads only: it waits for running kernels."""
-        while self._to_unpin:
-            try:
+        """Unpin what was taken out. Worker threads only: it waits for running kernels.
+
+        When it returns, no other thread is at it either: what is pinned is within the budget.
+        """
+        with self._unpinning:
+            for _ in range(len(self._to_unpin)):  # what has views comes again later
                 memory = self._to_unpin.pop()
-            except IndexError:  # another thread took the last one
-                return
-            if any(True for _ in views_of(memory)):
-                self._leave(memory)
-            else:
-                self._unpin(memory.address)
+                if any(True for _ in views_of(memory)):
+                    self._leave(memory)
+                else:
+                    self._unpin(memory.address)
 
     def _unpin(self, address: int) -> None:
         remove_range(address)
@@ -355,7 +373,7 @@ class PinnedBlocks:
             # Look again when it is gone: there may be more.
             weakref.finalize(view, self._leave, memory).atexit = False
             return
-        if self._is_closed:
+        if self.is_closed:
             address = memory.address
             post_orphan(lambda: self._unpin(address))
         else:
@@ -364,7 +382,7 @@ class PinnedBlocks:
     def close_blocking(self) -> None:
         """Unpin what is cached. Blocks still on loan are unpinned after they come back."""
         with self._section():
-            self._is_closed = True
+            self.is_closed = True
             self._to_unpin += [
                 block for blocks in self._free.values() for block in blocks if not block._slab
             ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamflow.memory.page_locked import Usable
+from streamflow.memory.page_locked import Staged, Usable
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Ticket, Timeline
 
@@ -34,12 +34,11 @@ class PinnedBlock:
     ----------
     address, nbytes : int
         Host address and size, that of the class.
-    is_leased : bool
-        The program may use it, and the runtime orders the ops on it.
     """
 
     __slots__ = (
         "_bytes",
+        "_is_here",
         "_is_open",
         "_last_used",
         "_region",
@@ -47,7 +46,6 @@ class PinnedBlock:
         "_view",
         "_views",
         "address",
-        "is_leased",
         "nbytes",
         "pool",
     )
@@ -56,8 +54,9 @@ class PinnedBlock:
         self.pool = pool
         self.address = address
         self.nbytes = nbytes
-        self.is_leased = False
         self._slab = slab
+        # Whether the caller runs the loop that leased it, which orders the ops on it.
+        self._is_here: Callable[[], bool] | None = None
         self._is_open = False  # the program may use it
         self._last_used = 0
         self._region: Region | None = None
@@ -93,13 +92,14 @@ class PinnedBlock:
     @property
     def region(self) -> Region | None:
         """The hazards of the ops on a lease, from its first op on (rules R3, R6)."""
-        if self._region is None and self.is_leased:
+        if self._region is None and self._is_here is not None:
             self._region = Region(_START, 0, self.nbytes)
         return self._region
 
-    def lease(self, holder: object) -> None:
-        """The program may use it now; :meth:`release` ends that."""
-        self.is_leased = self._is_open = True
+    def lease(self, holder: object, is_here: Callable[[], bool]) -> None:
+        """The program may use it now, until :meth:`release`; ``is_here()``: on this loop."""
+        self._is_here = is_here
+        self._is_open = True
         self.pool._holders[self.address] = holder
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -127,7 +127,11 @@ class PinnedBlock:
 
     def usable_at(self, address: int, nbytes: int) -> Usable | None:
         """As :class:`~streamflow.memory.page_locked.Owner` has it."""
-        return self if self._is_open else None
+        if not self._is_open:
+            return None
+        is_here = self._is_here
+        # Loops can't wait for each other's ops: to another one, it is memory as any (R11).
+        return self if is_here is None or is_here() else Staged(None)
 
 
 class _View:

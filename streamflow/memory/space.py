@@ -69,6 +69,7 @@ class Space:
         self.listeners: list[Callable[[], None]] = []
         self.is_open = False
         self._backends: list[Backend] = []
+        self._left: list[Backend] = []
         self._caches: dict[int, Callable[[], None]] = {}  # by the id of the backend
         self._num_blocks = 0
         self._releaser = Releaser(f"streamflow-release-{backend.index}", self._after_release)
@@ -118,6 +119,10 @@ class Space:
     def has(self, backend: object) -> bool:
         """Whether ``backend`` is one of the open ones."""
         return backend in self._backends
+
+    def was_left(self, backend: object) -> bool:
+        """Whether ``backend`` was closed with work that had not ended: who knows when it has."""
+        return backend in self._left
 
     def place(self, stream: Any) -> Place:
         """Where work goes that is given to ``stream``.
@@ -363,6 +368,8 @@ def leave_space(space: Space, backend: Backend, *, keeps: bool = False) -> None:
         if is_last and not keeps:
             space._close()
     finally:
+        if keeps:
+            space._left.append(backend)
         space._backends.remove(backend)
         space._events.pop(id(backend), None)
         space._known.clear()

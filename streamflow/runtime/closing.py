@@ -164,6 +164,11 @@ async def close(core: Core, error: BaseException | None) -> None:
     if core.lost is None and is_drained():
         core.memory.free_all()
         await drain_all()
+    if core.leases.is_pinning:  # for who was told already: the block is to go with the others
+        core.leases.on_pinned, wait = core.shell.park()
+        with _Timer(core, timeout_s, core.leases.on_pinned):
+            await outlast(wait(True))
+        core.leases.on_pinned = None
     was_drained = is_drained()
     if not was_drained:
         core.left_behind = make_report(core)
@@ -229,7 +234,7 @@ def give_back_blocking(core: Core, was_drained: bool) -> list[Exception]:
     keeps = not was_drained or core.lost is not None
     steps.insert(0, partial(leave_space, core.space, core.backend, keeps=keeps))
     if was_drained:
-        steps.insert(0, core.pinned.close_blocking)
+        steps[:0] = [core.pinned.close_blocking, core.leases.take_dropped]
     errors: list[Exception] = []
     for step in (core.backend.set_current, *steps):
         try:

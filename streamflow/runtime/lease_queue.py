@@ -22,17 +22,17 @@ __all__ = ["LeaseQueue"]
 class _Waiter:
     """One request that could not be served at once."""
 
-    __slots__ = ("block", "error", "has_ended", "has_left", "nbytes", "wake")
+    __slots__ = ("block", "error", "has_ended", "nbytes", "wake")
 
     def __init__(self, nbytes: int, wake: Callable[[], None]) -> None:
         self.nbytes = nbytes
         self.block: PinnedBlock | None = None
         self.error: BaseException | None = None
         self.has_ended = False
-        self.has_left = False
         self.wake: Callable[[], None] | None = wake
 
-    def end(self) -> None:
+    def end(self, error: BaseException | None = None) -> None:
+        self.error = error
         self.has_ended = True
         if self.wake is not None:
             self.wake()
@@ -44,9 +44,11 @@ class LeaseQueue:
     Attributes
     ----------
     dropped : deque of PinnedBlock
-        Of leases that finalisers left: the loop gives them back (rule R12).
+        Of leases that finalisers left: the loop gives them back, or the close (rule R12).
     num_parked : int
         Leases that were released while ops on them had not ended.
+    on_pinned : callable, optional
+        Called when no thread pins memory for anybody here any more.
     """
 
     def __init__(self, core: Core) -> None:
@@ -54,15 +56,22 @@ class LeaseQueue:
         self._blocks = core.pinned
         self._is_simulated = core.backend.controls() is not None
         self._queue: deque[_Waiter] = deque()
+        self._pinning: list[_Waiter] = []  # whose turn came: a thread is at it
         self._is_due = False
         self._is_short = False
         self._watched: set[Ticket] = set()
         self.dropped: deque[PinnedBlock] = deque()
         self.num_parked = 0
+        self.on_pinned: Callable[[], None] | None = None
 
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
+
+    @property
+    def is_pinning(self) -> bool:
+        """Whether a thread pins memory for somebody, who may have left."""
+        return bool(self._pinning)
 
     def release(self, block: PinnedBlock) -> None:
         """Give a lease's block back: now, or when the ops on it have ended. Loop thread only."""
@@ -91,14 +100,21 @@ class LeaseQueue:
     def drop(self, block: PinnedBlock) -> None:
         """A lease was dropped. Any thread; called by finalisers (R12)."""
         self.dropped.append(block)
+        if self._blocks.is_closed:  # nobody else is coming
+            self.take_dropped()
+            return
         self._core.needs_check = True
         if self._core.is_memory_short:
             self._core.poller.wake()
 
     def take_dropped(self) -> None:
-        """Release what finalisers left. Loop thread only."""
+        """Release what finalisers left. Loop thread only, until the blocks are closed."""
         while self.dropped:
-            self.release(self.dropped.popleft())
+            try:
+                block = self.dropped.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            self.release(block)
 
     # -- waiting -----------------------------------------------------------------------------
 
@@ -118,19 +134,18 @@ class LeaseQueue:
 
         def expire() -> None:
             if not waiter.has_ended:
-                waiter.error = DeadlineExceeded(
+                late = DeadlineExceeded(
                     f"no lease of {nbytes} bytes within {timeout_s} s: "
                     f"{self._blocks.num_live} blocks are in use, "
                     f"{self._blocks.counted_nbytes} of {self._blocks.budget_nbytes} bytes pinned"
                 )
-                waiter.end()
+                waiter.end(late)
 
         stop = None if timeout_s is None else core.timers.call_later(timeout_s, expire)
         try:
             while not waiter.has_ended:
                 await wait(False)
         except BaseException:
-            waiter.has_left = True
             if waiter.block is not None:  # granted in the same turn
                 waiter.block.release()
             raise
@@ -157,6 +172,7 @@ class LeaseQueue:
         """Give what there is to whoever is first."""
         self._is_due = False
         queue, blocks = self._queue, self._blocks
+        self._be_short(bool(queue))  # before looking: what comes back from now on is heard of
         while queue:
             waiter = queue[0]
             if waiter.has_ended:
@@ -180,15 +196,18 @@ class LeaseQueue:
         core = self._core
 
         def pinned(block: PinnedBlock | None, error: BaseException | None) -> None:
-            if waiter.has_ended:  # it has left, or timed out: to whoever is next
-                if block is not None:
-                    block.release()
-                return
+            self._pinning.remove(waiter)
             if error is not None:
-                waiter.error = core.lose(error, f"pinning {waiter.nbytes} bytes")
-            waiter.block = block
-            waiter.end()
+                error = core.lose(error, f"pinning {waiter.nbytes} bytes")
+            if not waiter.has_ended:
+                waiter.block = block
+                waiter.end(error)
+            elif block is not None:  # it has left, or timed out: to whoever is next
+                block.release()
+            if self.on_pinned is not None and not self._pinning:
+                self.on_pinned()
 
+        self._pinning.append(waiter)
         core.background.submit(
             next_seq(), partial(self._blocks.acquire_reserved_blocking, waiter.nbytes), pinned
         )
@@ -202,14 +221,10 @@ class LeaseQueue:
             self._core.be_short(1 if is_short else -1)
 
     def _heard(self) -> None:
-        """A block came back. Any thread, with the lock of the blocks held."""
-        core = self._core
+        """A block came back. Any thread; also in a finaliser, in the midst of the loop's work."""
         if not self._is_due:
             self._is_due = True
-            if core.is_here():
-                core.shell.call_soon(self._serve)
-            else:
-                core.shell.call_soon_threadsafe(self._serve)
+            self._core.shell.call_soon_threadsafe(self._serve)
 
     def _watch(self) -> None:
         """Have what is in flight looked at until it ends: copies give their blocks back then."""
@@ -223,14 +238,15 @@ class LeaseQueue:
 
     def fail(self, error: BaseException) -> None:
         """Nobody will get anything any more."""
-        for waiter in self._queue:
+        for waiter in (*self._queue, *self._pinning):
             if not waiter.has_ended:
                 # Its own: a traceback that several tasks share keeps their frames (C23).
-                waiter.error = copy(error)
-                waiter.error.__cause__ = error.__cause__
-                waiter.end()
+                its_own = copy(error)
+                its_own.__cause__ = error.__cause__
+                waiter.end(its_own)
 
     def silence(self) -> None:
         """Wake nobody any more: who waited is on a loop that ended (C12)."""
-        for waiter in self._queue:
+        self.on_pinned = None
+        for waiter in (*self._queue, *self._pinning):
             waiter.wake = None

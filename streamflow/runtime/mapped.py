@@ -126,7 +126,7 @@ async def make_mapped(core: Core, shape: Any, dtype: Any, timeout_s: float | Non
     except Exception as error:
         block.release()
         raise core.lose(error, f"mapping {nbytes} bytes") from error
-    block.lease(where)
+    block.lease(where, core.is_here)
     return _over(core, dims, checked, block, address)
 
 

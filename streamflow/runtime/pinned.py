@@ -50,7 +50,8 @@ class Lease:
     """A pinned block on loan, until :meth:`release`.
 
     Ops that read or write its memory, ``put`` and ``get`` of its arrays, are ordered among each
-    other as ops on a device array are (rule R3).
+    other as ops on a device array are (rule R3). To another event loop's devices it is memory
+    as any: they stage their copies, and no release waits for those.
 
     Attributes
     ----------
@@ -205,6 +206,7 @@ class PinnedPool:
         self._core = core
         self._blocks = core.pinned
         self._leases = core.leases
+        self._is_here = core.is_here
 
     @property
     def budget_nbytes(self) -> int:
@@ -222,7 +224,7 @@ class PinnedPool:
         Returns
         -------
         Lease or None
-            None if no block of the size is cached, or somebody waits for one.
+            None if no block of the size is cached, or, above 64 KiB, somebody waits for a lease.
 
         Raises
         ------
@@ -254,7 +256,8 @@ class PinnedPool:
         --------
         Entering takes a cached block at once, else waits while a worker thread pins one, and
         until the budget has room: who came first is served first, whatever the sizes, and
-        results of ``get`` use pageable memory meanwhile. Leaving gives the block back when the
+        results of ``get`` use pageable memory meanwhile. Only a cached block of up to 64 KiB is
+        taken at once, whoever waits. Leaving gives the block back when the
         ops on it have ended, without waiting for them (rule R6).
 
         Raises
@@ -294,7 +297,8 @@ class PinnedPool:
         def done(_: None, error: BaseException | None) -> None:
             if error is not None:
                 errors.append(core.lose(error, "unpinning"))
-            wake()
+            if not core.shell.is_over():  # else the loop has ended, with whoever waited (C12)
+                wake()
 
         core.background.submit(next_seq(), self._blocks.unpin_blocking, done)
         core.schedule_turn()
@@ -330,7 +334,7 @@ class PinnedPool:
         return size
 
     def _lease(self, block: PinnedBlock, nbytes: int, where: object) -> Lease:
-        block.lease(where)
+        block.lease(where, self._is_here)
         return Lease(self, block, nbytes)
 
 

@@ -430,10 +430,35 @@ EDITS = (
         "Leases",
         "whoever fits overtakes those who wait for a lease",
         "streamflow/memory/pinned.py",
-        "                if self.on_release is not None and not is_waiter and"
-        " nbytes > SMALL_NBYTES:\n                    return None\n",
+        "                    if self.on_release is not None and not is_waiter and"
+        " nbytes > SMALL_NBYTES:\n                        return None\n",
         "",
         "tests/unit/memory/test_pinned_blocks.py tests/integration/test_leases.py",
+    ),
+    Edit(
+        "Leases",
+        "what comes back while the queue looks is not heard of",
+        "streamflow/runtime/lease_queue.py",
+        "        self._be_short(bool(queue))  # before looking: what comes back from now on is"
+        " heard of\n",
+        "",
+        "tests/integration/test_leases.py",
+    ),
+    Edit(
+        "R11",
+        "a lease is ordered with the ops of another event loop",
+        "streamflow/memory/pinned_block.py",
+        "return self if is_here is None or is_here() else Staged(None)",
+        "return self",
+        "tests/integration/test_leases.py",
+    ),
+    Edit(
+        "R6",
+        "a cached pinned block is free when the device that uses it was left",
+        "streamflow/memory/host_ops.py",
+        "if not self.is_over and not _is_left(self._ticket):",
+        "if not self.is_over:",
+        "tests/integration/test_caching_host_ops.py",
     ),
     Edit(
         "Leases",

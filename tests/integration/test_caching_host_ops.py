@@ -260,3 +260,31 @@ def test_r6_what_a_device_left_behind_may_still_read_is_not_reused(run):
             pass
     allocator.free_all_cached()
     assert allocator.pending_bytes == NBYTES  # nobody knows that it has ended
+
+
+@pytest.mark.parametrize("use", ["stream", "op", "parked op"])
+def test_r6_what_was_freed_is_not_reused_once_its_device_was_left_while_another_is_open(run, use):
+    async def main():
+        async with virtual() as dev:
+            allocator = CachingHostAllocator(device=dev)
+            left = virtual(close_timeout_s=0.02)
+            await left.__aenter__()
+            stream = left.stream()
+            gate, may_go = left.sim.gate(stream), threading.Event()
+            block = allocator.host_allocate(NBYTES, stream if use == "stream" else None)
+            if use == "stream":
+                left.put(np.zeros(8), stream=stream)
+            else:
+                after = [left.host(may_go.wait, 20)] if use == "parked op" else []
+                left.put(block.array, stream=stream, after=after)
+            allocator.host_free(block)
+            with pytest.raises(TimeoutError, match="did not end"):
+                await left.__aexit__(None, None, None)
+            other = allocator.host_allocate(NBYTES)
+            assert other.address != block.address
+            allocator.host_free(other)
+            host_memory._in_flight.clear()
+            may_go.set()
+            gate.release()
+
+    run(main)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import logging
+import threading
 import warnings
 
 import anyio
@@ -10,6 +13,9 @@ import numpy as np
 import pytest
 
 import streamflow as sf
+from streamflow.memory import page_locked
+from streamflow.runtime.registry import _open
+from streamflow.scheduler.reaper import run_orphans_blocking
 from tests.integration.support import error_of, turns, until, virtual
 
 MIB = 1 << 20
@@ -384,7 +390,208 @@ def test_a_wait_hears_of_copies_that_nobody_awaits(run):
     run(main)
 
 
+def test_a_block_that_comes_back_while_the_queue_looks_is_not_missed(run):
+    """A finaliser on another thread, just after the budget was found used up."""
+
+    async def main():
+        async with virtual(pinned_budget_nbytes=4 * MIB) as dev:
+            array = dev.zeros(4 * MIB, np.uint8)
+            results = [await dev.get(array)]
+            blocks = dev._core.pinned
+            reserve = blocks.reserve
+
+            def reserve_late(nbytes, *, is_waiter=False):
+                is_reserved = reserve(nbytes, is_waiter=is_waiter)
+                thread = threading.Thread(target=results.clear)
+                thread.start()
+                thread.join()
+                return is_reserved
+
+            blocks.reserve = reserve_late
+            with anyio.fail_after(10):
+                async with dev.pinned.lease(4 * MIB):
+                    pass
+            array.free()
+            await assert_all_is_back(dev)
+
+    run(main)
+
+
+def test_a_result_that_is_collected_wakes_the_loop_as_from_another_thread(run, monkeypatch):
+    """R12: the finaliser may run in the midst of the loop's own work."""
+
+    async def main():
+        async with virtual(pinned_budget_nbytes=4 * MIB) as dev:
+            array = dev.zeros(4 * MIB, np.uint8)
+            results, got = [await dev.get(array)], []
+
+            async def want():
+                async with dev.pinned.lease(4 * MIB):
+                    got.append(None)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(want)
+                await until(lambda: dev.pinned.stats().num_waiting == 1)
+                with monkeypatch.context() as patched:
+                    patched.setattr(dev._core.shell, "call_soon", lambda _: got.append("call_soon"))
+                    results.clear()
+            assert got == [None]
+            array.free()
+            await assert_all_is_back(dev)
+
+    run(main)
+
+
+def test_r11_another_loop_copies_from_and_to_a_lease_as_any_memory(run, open_device):
+    """It can't be waited for by the release, nor wait for this loop's ops."""
+    errors = []
+
+    async def other(array):
+        async with sf.Device(0, backend="sim") as dev:
+            x = dev.put(array)
+            await x.staged
+            assert (await dev.get(x) == 5).all()
+            dev.fill(x, 6)
+            op = dev.get(x, out=array)
+            assert page_locked.find(array).region is None
+            await op
+
+    def work(array):
+        try:
+            asyncio.run(other(array))
+        except BaseException as error:
+            errors.append(error)
+
+    async def main():
+        async with virtual() as dev:
+            async with dev.pinned.lease(2 * MIB) as lease:
+                array = lease.array()
+                array[:] = 5
+                mine = await dev.put(array)
+                await anyio.to_thread.run_sync(work, array)
+                assert (array == 6).all()
+                region = lease._block.region  # knows of this loop's ops alone
+                assert [read.timeline.owner for read in region.reads] == [dev._core]
+                assert region.last_write.timeline.owner is None
+            assert errors == []
+            mine.free()
+            del array
+            await assert_all_is_back(dev)
+
+    run(main)
+
+
 # -- ends ----------------------------------------------------------------------------------------
+
+
+def ranges():
+    """The addresses at which anything is page-locked, but for what was dropped."""
+    gc.collect()
+    run_orphans_blocking()
+    return set(page_locked._starts)
+
+
+def pinning_late(dev, verb):
+    """Has ``dev`` pin, or unpin, only once the second event is set; the first: it has begun."""
+    blocks, has_begun, may_go = dev._core.pinned, threading.Event(), threading.Event()
+    call = getattr(blocks, verb)
+
+    def late(at):
+        has_begun.set()
+        may_go.wait(20)
+        return call(at)
+
+    setattr(blocks, verb, late)
+    return has_begun, may_go
+
+
+def test_closing_the_device_tells_whose_memory_is_being_pinned(run):
+    async def main():
+        told, before = [], ranges()
+
+        async def want(dev):
+            with pytest.raises(sf.Closed, match="was closed"):
+                async with dev.pinned.lease(2 * MIB):
+                    pass
+            told.append(True)
+
+        async with anyio.create_task_group() as group:
+            async with sf.Device(0, backend="sim") as dev:
+                has_begun, may_go = pinning_late(dev, "_allocate_blocking")
+                group.start_soon(want, dev)
+                await until(has_begun.is_set)
+
+                async def pin():
+                    await until(lambda: told)
+                    may_go.set()
+
+                group.start_soon(pin)
+            assert told == [True]
+            assert ranges() <= before
+
+    run(main)
+
+
+@pytest.mark.parametrize("what", ["lease", "trim"])
+def test_c12_a_loop_may_end_while_its_memory_is_pinned_or_unpinned(what, caplog):
+    """Who waited is on the loop that ended: nobody is woken, and the device is given back."""
+    kept, before = [], ranges()
+
+    async def leave_it():
+        dev = await sf.Device(0, backend="sim").__aenter__()
+        if what == "lease":
+            events = pinning_late(dev, "_allocate_blocking")
+
+            async def want():
+                async with dev.pinned.lease(2 * MIB):
+                    raise AssertionError
+        else:
+            async with dev.pinned.lease(2 * MIB):
+                pass
+            events = pinning_late(dev, "_free_blocking")
+
+            async def want():
+                await dev.pinned.trim()
+
+        kept.extend((asyncio.ensure_future(want()), dev._core))
+        await until(events[0].is_set)
+        return events[1]
+
+    async def another():
+        async with sf.Device(0, backend="sim"):
+            pass
+
+    loop = asyncio.new_event_loop()
+    may_go = loop.run_until_complete(leave_it())
+    loop.close()
+    may_go.set()
+    while kept[1].background.num_busy:
+        pass
+    with caplog.at_level(logging.ERROR, "streamflow"):
+        asyncio.run(another())
+    assert caplog.records == []
+    assert kept[1] not in _open
+    kept[0]._log_destroy_pending = False
+    kept.clear()
+    gc.collect()
+    asyncio.run(another())  # which unpins what the task had
+    assert ranges() <= before
+
+
+def test_a_lease_that_is_dropped_after_its_device_is_unpinned_by_a_later_one(run):
+    async def main():
+        before = ranges()
+        async with virtual() as dev:
+            kept = [await dev.pinned.lease(MIB).__aenter__(), dev.pinned.try_lease(100)]
+        assert len(ranges() - before) == 2
+        for _ in range(2):
+            with pytest.warns(ResourceWarning, match="never released"):
+                kept.pop()
+        async with virtual():
+            pass
+        assert ranges() <= before
+
+    run(main)
 
 
 def test_a_lease_that_was_dropped_comes_back_with_a_warning(run):

@@ -141,6 +141,26 @@ def test_every_small_class_is_there_from_the_start(make, driver):
         block.release()
 
 
+@pytest.mark.parametrize("has_view", [False, True])
+def test_a_slab_that_nobody_has_any_of_serves_other_classes(make, has_view):
+    """Else a budget without room for another slab would never give any block of these."""
+    blocks = make(budget_nbytes=64 * KIB)
+    held = [take(blocks, 64 * KIB) for _ in range(FIRST_NBYTES // (64 * KIB))]
+    held[0].lease(None, lambda: True)
+    view = held[0].array((4,), np.dtype(np.uint8))
+    if not has_view:
+        del view
+    for block in held:
+        assert blocks.try_acquire(512) is None
+        block.revoke()
+        block.release()
+    other = blocks.try_acquire(512)
+    assert (other is None) == has_view  # the view sees mapped memory as long as it lives
+    if other is not None:
+        blocks.try_acquire(64 * KIB).release()
+        other.release()
+
+
 def test_the_block_used_last_is_reused_first(make):
     blocks = make()
     one, two = take(blocks, MIB), take(blocks, MIB)
@@ -259,7 +279,7 @@ def test_blocks_out_on_loan_are_unpinned_when_they_come_back_after_the_close(mak
 def test_memory_with_a_view_left_is_unpinned_when_the_view_has_gone(make, driver):
     blocks = make()
     block = take(blocks, MIB)
-    block.lease(None)
+    block.lease(None, lambda: True)
     view = block.array((4,), np.dtype(np.float32))[1:]
     block.revoke()
     block.release()
@@ -277,7 +297,7 @@ def test_memory_with_a_view_left_is_unpinned_when_the_view_has_gone(make, driver
 def test_memory_with_a_view_left_at_the_close_is_left_to_a_later_device(make, driver):
     blocks = make()
     block = take(blocks, MIB)
-    block.lease(None)
+    block.lease(None, lambda: True)
     view = block.array((4,), np.dtype(np.float32))
     block.revoke()
     block.release()
@@ -331,7 +351,7 @@ def test_the_table_knows_leases_and_results_while_they_last(make):
     blocks = make()
     for nbytes in (1000, 2 * MIB):
         block = take(blocks, nbytes)
-        block.lease(None)
+        block.lease(None, lambda: True)
         array = block.array((nbytes // 4,), np.dtype(np.float32))
         assert page_locked.find(array) is block
         assert page_locked.find(array[10:20:2]) is block
@@ -353,7 +373,7 @@ def test_a_small_array_over_two_blocks_belongs_to_nobody(make):
     one, two = sorted([take(blocks, 512), take(blocks, 512)], key=lambda block: block.address)
     assert one.address + 512 == two.address
     for block in (one, two):
-        block.lease(None)
+        block.lease(None, lambda: True)
     assert one._slab.usable_at(one.address + 500, 12) is one
     assert one._slab.usable_at(one.address + 500, 13) is None
     assert one._slab.usable_at(one.address + MIB, 1) is None
@@ -400,6 +420,81 @@ def test_threads_take_and_give_back_at_once(make):
     assert blocks.num_live == 0
     blocks.trim()
     assert blocks.counted_nbytes == blocks.cached_nbytes == 0
+
+
+def test_a_pin_waits_for_what_another_thread_unpins(make, driver):
+    blocks = make(budget_nbytes=4 * MIB)
+    take(blocks, 4 * MIB).release()
+    free, may_free, has_begun = driver.free, threading.Event(), threading.Event()
+
+    def free_late(address):
+        has_begun.set()
+        may_free.wait(10)
+        free(address)
+
+    blocks._free_blocking = free_late
+    threads, taken = [], []
+
+    def acquire(nbytes):
+        taken.append(blocks.acquire_reserved_blocking(nbytes))
+
+    for nbytes in (3 * MIB, MIB):
+        assert blocks.reserve(nbytes)  # the first drops what is cached
+        threads.append(threading.Thread(target=acquire, args=(nbytes,)))
+        threads[-1].start()
+        assert has_begun.wait(10)
+        threads[-1].join(0.1)
+        assert driver.nbytes <= FIRST_NBYTES + 4 * MIB
+    may_free.set()
+    for thread in threads:
+        thread.join()
+    assert driver.nbytes == FIRST_NBYTES + 4 * MIB
+    for block in taken:
+        block.release()
+
+
+def test_who_waits_hears_of_a_block_without_the_lock_of_the_blocks(make):
+    """A loop has a lock as well, within which a finaliser may give a block back."""
+    blocks = make()
+    block, others = take(blocks, MIB), []
+
+    def hear():
+        thread = threading.Thread(target=lambda: others.append(blocks.try_acquire(512)))
+        thread.start()
+        thread.join(2)
+
+    blocks.on_release = hear
+    blocks.reserve(2 * MIB, is_waiter=True)
+    for give_back in (block.release, lambda: blocks.unreserve(2 * MIB)):
+        give_back()
+        assert len(others) == 1
+        blocks.on_release = None
+        others.pop().release()
+        blocks.on_release = hear
+
+
+def test_a_slab_serves_who_had_it_pinned_before_others_take_all_of_it(make):
+    blocks = make(budget_nbytes=MIB, prepares=False)
+    acquire, taken = blocks.try_acquire, []
+
+    def take_all():
+        taken.extend(acquire(64 * KIB) for _ in range(16))
+
+    greedy = threading.Thread(target=take_all)
+
+    def acquire_late(nbytes):
+        greedy.start()
+        greedy.join(0.2)
+        return acquire(nbytes)
+
+    assert blocks.reserve(64 * KIB)
+    blocks.unpin_blocking = lambda: setattr(blocks, "try_acquire", acquire_late)
+    mine = blocks.acquire_reserved_blocking(64 * KIB)
+    greedy.join()
+    del blocks.unpin_blocking
+    assert blocks.counted_nbytes == MIB
+    for block in (mine, *filter(None, taken)):
+        block.release()
 
 
 def test_results_collected_in_the_midst_of_a_call_come_back_after_it(make, monkeypatch):
