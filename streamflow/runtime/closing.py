@@ -163,6 +163,7 @@ async def close(core: Core, error: BaseException | None) -> None:
     await drain_all()
     if core.lost is None and is_drained():
         core.memory.free_all()
+        core.pins.unpin_all()
         await drain_all()
     was_drained = is_drained()
     if not was_drained:

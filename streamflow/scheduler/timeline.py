@@ -172,6 +172,13 @@ class Ticket:
         """Known to have completed on the device."""
         return 0 < self.position <= self.timeline.watermark
 
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether its device was closed while it ran: nothing tells when it ends (rule R6)."""
+        if not self.position or self.failure is None:
+            return False
+        return getattr(self.timeline.owner, "left_behind", None) is not None
+
     def forget(self) -> None:
         """Drop what a completed ticket no longer needs (rule R6)."""
         self.seen = _NOTHING_SEEN
