@@ -155,3 +155,19 @@ def test_r6_what_a_closed_device_left_behind_keeps_the_lease(run, is_released_be
             assert one.pinned.stats().num_live == 1
 
     run(main)
+
+
+def test_r6_what_a_closed_device_left_behind_keeps_mapped_memory(run) -> None:
+    async def main() -> None:
+        async with virtual(devices=2) as one:
+            other = virtual(1, devices=2, close_timeout_s=0.1)
+            await other.__aenter__()
+            m, stream = await one.mapped(NUM, np.float32), other.stream()
+            other.sim.gate(stream)
+            other.put(m.host, stream=stream)
+            with pytest.raises(sf.DeadlineExceeded):
+                await other.__aexit__(None, None, None)
+            await m.free()
+            assert one.pinned.stats().num_live == 1
+
+    run(main)
