@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamflow.memory.page_locked import Usable
+from streamflow.memory.page_locked import Staged, Usable
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Ticket, Timeline
 
@@ -127,7 +127,10 @@ class PinnedBlock:
 
     def usable_at(self, address: int, nbytes: int) -> Usable | None:
         """As :class:`~streamflow.memory.page_locked.Owner` has it."""
-        return self if self._is_open else None
+        if not self._is_open:
+            return None
+        # Ops of another loop can't be waited for before it is released (rule R11).
+        return self if not self.is_leased or self.pool.is_here() else Staged(None)
 
 
 class _View:

@@ -71,8 +71,8 @@ class Pin:
 
     ``await pin`` waits until it is page-locked, and returns the pin; so does ``async with``,
     which unpins at its end. A pin that is dropped is unpinned as well, with a ResourceWarning.
-    Copies from and to the array, or any part of it, go without staging from then on, and are
-    ordered among each other as ops on a device array are (rule R3).
+    Copies from and to the array, or any part of it in C order, go without staging from then on.
+    All are ordered among each other as ops on a device array are (rule R3).
     """
 
     __slots__ = ("__weakref__", "_hold", "_pins")

@@ -1,7 +1,8 @@
-"""Pinned memory that several devices of one event loop use: undone by one, it serves the others."""
+"""Pinned memory that several devices use: undone by one, it serves the others of its loop."""
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,6 +110,33 @@ def test_c12_pins_of_a_loop_that_ended_outlast_what_its_other_devices_run(run) -
     kept[0].release()
     run(lambda: later(0))
     kept.clear()
+
+
+@pytest.mark.parametrize("kind", ["lease", "mapped"])
+def test_r11_leased_memory_is_staged_from_by_another_loop(run, kind: str) -> None:
+    """Its release would ask that loop's device for the end of the copy, in the wrong thread."""
+
+    async def main() -> None:
+        seen: list[Any] = []
+
+        async def elsewhere() -> None:
+            async with virtual() as other:
+                seen.append(is_direct(x))
+                seen.append(await other.get(await other.put(x)))
+
+        async with virtual() as dev, dev.pinned.lease(4 * NUM) as lease:
+            m = await dev.mapped(NUM, np.float32)
+            x = lease.array(NUM, np.float32) if kind == "lease" else m.host
+            x[:] = 7
+            assert is_direct(x)
+            thread = threading.Thread(target=lambda: run(elsewhere))
+            thread.start()
+            thread.join(20)
+            assert seen[0] is False
+            np.testing.assert_array_equal(seen[1], x)
+            m.free()
+
+    run(main)
 
 
 @pytest.mark.parametrize("is_asked_before", [False, True])
