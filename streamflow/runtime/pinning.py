@@ -99,8 +99,9 @@ class Pin:
         except GeneratorExit:  # perhaps of a finaliser: the pin has one of its own (rule R12)
             raise
         except BaseException:
-            core = self._pins._core
-            if hold.op._error is None and not hold.is_left and core.is_here():
+            core, rare = self._pins._core, hold.op._rare
+            is_awaited = rare is not None and len(rare.wakers) > 0  # by another task
+            if hold.op._error is None and not (hold.is_left or is_awaited) and core.is_here():
                 self._pins.unpin(hold)  # cancelled: nobody has the pin
             raise
         return self
