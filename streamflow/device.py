@@ -366,7 +366,7 @@ class Device(Submit):
 
         Notes
         -----
-        An await that is cancelled undoes the pin.
+        An await that is cancelled undoes the pin, unless another task awaits it too.
         """
         return self._core.pins.pin(array)
 

@@ -45,7 +45,7 @@ class Used:
         """The hazards of the ops that the calling thread's loop submits."""
         cell, thread = self._cell, threading.get_ident()
         region = cell.regions.get(thread)
-        if region is not None and any(map(_is_left, _noted(region))):
+        if region is not None and region.is_left_behind():
             # Of an earlier loop of this thread: only the free waits for it.
             cell.regions[-id(region)] = region
             region = None
@@ -75,7 +75,7 @@ class OpPoint:
         StreamflowError
             The query failed, and not because the device is lost.
         """
-        if not self.is_over and not _is_left(self._ticket):
+        if not self.is_over and not self._ticket.is_left_behind:
             pending: list[Ticket] = []
             add_unpassed(self._ticket, pending)
             if all(_has_ended(ticket) for ticket in pending):
@@ -90,8 +90,9 @@ class OpPoint:
 def op_points(cell: Cell) -> Iterator[Point]:
     """What a free of ``cell`` must wait for of the ops that used it."""
     for region in tuple(cell.regions.values()):
-        for ticket in filter(_is_left, _noted(region)):
-            yield DrainPoint(_space_of(ticket, cell.space), -id(cell))
+        for ticket in _noted(region):
+            if ticket.is_left_behind:
+                yield DrainPoint(_space_of(ticket, cell.space), -id(cell))
         pending: list[Ticket] = []
         region.before_write(pending)
         for ticket in pending:
@@ -104,13 +105,6 @@ def _noted(region: Region) -> tuple[Ticket, ...]:
 
 def _core_of(ticket: Ticket) -> Any:
     return ticket.timeline.owner if ticket.position else getattr(ticket.op, "_core", None)
-
-
-def _is_left(ticket: Ticket) -> bool:
-    """Whether its device was closed while it ran, or was to: nothing tells when it ends (R6)."""
-    if ticket.failure is None:
-        return False
-    return getattr(_core_of(ticket), "left_behind", None) is not None
 
 
 def _space_of(ticket: Ticket, otherwise: Space) -> Space:

@@ -49,6 +49,8 @@ class PinnedBlocks:
         count.
     numa_node : int, optional
         Pin near this node of the host.
+    is_here : callable, optional
+        Whether the caller runs on the loop whose ops use the leases.
     """
 
     def __init__(
@@ -58,11 +60,13 @@ class PinnedBlocks:
         *,
         budget_nbytes: int,
         numa_node: int | None = None,
+        is_here: Callable[[], bool] = lambda: True,
     ) -> None:
         self._allocate_blocking = allocate_blocking
         self._free_blocking = free_blocking
         self.budget_nbytes = budget_nbytes
         self.numa_node = numa_node
+        self.is_here = is_here
         self._lock = threading.RLock()
         self._is_busy = False  # within the lock: a collection there may release a loan
         self._returned: deque[PinnedBlock] = deque()  # by such
@@ -288,8 +292,8 @@ class PinnedBlocks:
     def _book_return(self, block: PinnedBlock) -> None:
         self.num_live -= 1
         self._holders.pop(block.address, None)
-        block._is_open = False
-        block._is_here = block._region = None
+        block.is_leased = block._is_open = False
+        block._region = None
         slab = block._slab
         if slab is not None:
             slab.num_live -= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +34,12 @@ class PinnedBlock:
     ----------
     address, nbytes : int
         Host address and size, that of the class.
+    is_leased : bool
+        The program may use it, and the runtime orders the ops on it.
     """
 
     __slots__ = (
         "_bytes",
-        "_is_here",
         "_is_open",
         "_last_used",
         "_region",
@@ -46,6 +47,7 @@ class PinnedBlock:
         "_view",
         "_views",
         "address",
+        "is_leased",
         "nbytes",
         "pool",
     )
@@ -54,9 +56,8 @@ class PinnedBlock:
         self.pool = pool
         self.address = address
         self.nbytes = nbytes
+        self.is_leased = False
         self._slab = slab
-        # Whether the caller runs the loop that leased it, which orders the ops on it.
-        self._is_here: Callable[[], bool] | None = None
         self._is_open = False  # the program may use it
         self._last_used = 0
         self._region: Region | None = None
@@ -92,14 +93,13 @@ class PinnedBlock:
     @property
     def region(self) -> Region | None:
         """The hazards of the ops on a lease, from its first op on (rules R3, R6)."""
-        if self._region is None and self._is_here is not None:
+        if self._region is None and self.is_leased:
             self._region = Region(_START, 0, self.nbytes)
         return self._region
 
-    def lease(self, holder: object, is_here: Callable[[], bool]) -> None:
-        """The program may use it now, until :meth:`release`; ``is_here()``: on this loop."""
-        self._is_here = is_here
-        self._is_open = True
+    def lease(self, holder: object) -> None:
+        """The program may use it now; :meth:`release` ends that."""
+        self.is_leased = self._is_open = True
         self.pool._holders[self.address] = holder
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -129,9 +129,8 @@ class PinnedBlock:
         """As :class:`~streamflow.memory.page_locked.Owner` has it."""
         if not self._is_open:
             return None
-        is_here = self._is_here
-        # Loops can't wait for each other's ops: to another one, it is memory as any (R11).
-        return self if is_here is None or is_here() else Staged(None)
+        # Ops of another loop can't be waited for before it is released (rule R11).
+        return self if not self.is_leased or self.pool.is_here() else Staged(None)
 
 
 class _View:

@@ -163,6 +163,7 @@ async def close(core: Core, error: BaseException | None) -> None:
     await drain_all()
     if core.lost is None and is_drained():
         core.memory.free_all()
+        core.pins.unpin_all()
         await drain_all()
     if core.leases.is_pinning:  # for who was told already: the block is to go with the others
         core.leases.on_pinned, wait = core.shell.park()

@@ -118,6 +118,7 @@ class Core:
             backend.free_pinned_blocking,
             budget_nbytes=settings.pinned_budget_nbytes,
             numa_node=backend.properties.numa_node,
+            is_here=self.is_here,
         )
         self.leases = LeaseQueue(self)
         self.pins = Pins(self)

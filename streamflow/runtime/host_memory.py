@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from streamflow.scheduler.hazards import Region
     from streamflow.scheduler.timeline import Ticket
 
-__all__ = ["HostEnd", "check_same", "host_source", "host_target", "keep_alive"]
+__all__ = ["HostEnd", "check_same", "host_source", "host_target", "keep_alive", "shared_memory"]
 
 Array = np.ndarray[Any, Any]
 
@@ -139,7 +139,7 @@ def host_source(source: Any) -> Array:
         array = _plain(source, "the source")
     else:
         _refuse_device(source, "the source")
-        shared = None if hasattr(source, "__array__") else _shared(source)
+        shared = None if hasattr(source, "__array__") else shared_memory(source)
         array = np.asarray(source) if shared is None else shared
     checked_dtype(array.dtype)
     return array
@@ -161,7 +161,7 @@ def host_target(out: Any, what: str) -> Array:
         array = _plain(out, what)
     else:
         _refuse_device(out, what)
-        shared = _shared(out)
+        shared = shared_memory(out)
         if shared is None:
             raise TypeError(
                 f"{what} takes an ndarray or another writable buffer, found {type(out).__name__}"
@@ -208,7 +208,7 @@ def _refuse_device(memory: Any, what: str) -> None:
         )
 
 
-def _shared(memory: Any) -> Array | None:
+def shared_memory(memory: Any) -> Array | None:
     """An ndarray over the memory of a buffer or of another library's array; None if it has none."""
     if isinstance(memory, bytes):  # to NumPy, a string
         return np.frombuffer(memory, np.uint8)

@@ -87,12 +87,17 @@ class LeaseQueue:
                 self.num_parked += 1
                 self._core.when_all_ended(pending, partial(self._unpark, block))
                 return
+            if region.is_left_behind():
+                return
         if self._is_simulated and block._views:
             block.poison()
         block.pool._give_back(block)
 
     def _unpark(self, block: PinnedBlock) -> None:
         self.num_parked -= 1
+        region = block.region
+        if region is not None and region.is_left_behind():
+            return
         if self._is_simulated:
             block.poison()
         block.release()

@@ -10,6 +10,7 @@ import numpy as np
 from anyio.lowlevel import checkpoint
 
 from streamflow.backends.origin import user_instruction
+from streamflow.errors import Closed
 from streamflow.memory.blocks import Piece
 from streamflow.memory.pinned import class_nbytes
 from streamflow.memory.pinned_block import PinnedBlock
@@ -19,7 +20,6 @@ from streamflow.memory.space import Place, Space
 from streamflow.runtime.array import Allocation, DeviceArray, checked_dtype, checked_shape
 from streamflow.runtime.op import Op
 from streamflow.runtime.parked import Parked
-from streamflow.runtime.stream import Stream
 from streamflow.scheduler.timeline import Ticket
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class MappedArray(DeviceArray):
     host : ndarray
         The same memory on the host, in C order. Kernels see what is there when they run, so it
         is written only while no op uses the array, and read only once no op writes it: after
-        ``await m.idle()``.
+        ``await m.idle()``. Read-only once the memory was freed, when it must not be used.
     """
 
     __slots__ = ("host",)
@@ -81,15 +81,6 @@ class MappedArray(DeviceArray):
         core.parking.submit(op, _no_calls, line=None, start=start)
         return op
 
-    def free(self, *, stream: Stream | None = None) -> Op[None]:
-        """As :meth:`DeviceArray.free`; ``host`` must not be used any more, and is read-only.
-
-        Parameters and errors are those of :meth:`DeviceArray.free`.
-        """
-        op = super().free(stream=stream)
-        self.host.flags.writeable = False
-        return op
-
     def __repr__(self) -> str:
         return f"<MappedArray {self.shape} {self.dtype} on device {self._core.backend.index}>"
 
@@ -121,12 +112,15 @@ async def make_mapped(core: Core, shape: Any, dtype: Any, timeout_s: float | Non
     block = core.pinned.try_acquire(nbytes)
     if block is None:
         block = await core.leases.wait(nbytes, timeout_s)
+    if core.is_closing:  # since we waited
+        block.release()
+        raise Closed(f"device {core.backend.index} was closed")
     try:
         address = core.backend.map_pinned(block.address, nbytes)
     except Exception as error:
         block.release()
         raise core.lose(error, f"mapping {nbytes} bytes") from error
-    block.lease(where, core.is_here)
+    block.lease(where)
     return _over(core, dims, checked, block, address)
 
 
@@ -150,11 +144,11 @@ def _over(
         # One for both sides: copies from and to ``host`` are ordered with kernels as well.
         region.stop = nbytes
         memory.root = region
-        resource = cast(DeviceMemoryResource, _Loan(core, block))
-        piece = Piece(resource, address, nbytes, ALIGNMENT)
-        core.memory.live[address] = (weakref.ref(memory), nbytes, op, piece)
         view = _HostView(memory, block.array((nbytes,), np.dtype(np.uint8)))
         host = np.asarray(view).view(dtype).reshape(shape)
+        resource = cast(DeviceMemoryResource, _Loan(core, block, weakref.ref(host)))
+        piece = Piece(resource, address, nbytes, ALIGNMENT)
+        core.memory.live[address] = (weakref.ref(memory), nbytes, op, piece)
     array = MappedArray(memory, memory.root, address, shape, dtype, size)
     array.host = host
     return array
@@ -179,17 +173,22 @@ class _HostView:
 class _Loan:
     """What a mapped array's memory goes back to: as a resource, to who frees it."""
 
-    __slots__ = ("_block", "_core", "_is_given")
+    __slots__ = ("_block", "_core", "_host", "_is_given")
 
-    def __init__(self, core: Core, block: PinnedBlock) -> None:
+    def __init__(self, core: Core, block: PinnedBlock, host: weakref.ref[Array]) -> None:
         self._core = core
         self._block = block
+        self._host = host
         self._is_given = False
 
     def give(self, piece: Piece, place: Place) -> None:
         """Release the block once the free, which comes after every use, has ended (rule R6)."""
-        core, block = self._core, self._block
+        core, block, host = self._core, self._block, self._host()
         self._is_given = True
+        if host is not None:
+            host.flags.writeable = False
+        if block._region is not None and block._region.is_left_behind():
+            return
         core.backend.unmap_pinned(piece.address)
         assert place.ticket is not None
         place.ticket.op.rare().on_retired = partial(core.leases.release, block)

@@ -206,7 +206,6 @@ class PinnedPool:
         self._core = core
         self._blocks = core.pinned
         self._leases = core.leases
-        self._is_here = core.is_here
 
     @property
     def budget_nbytes(self) -> int:
@@ -334,7 +333,7 @@ class PinnedPool:
         return size
 
     def _lease(self, block: PinnedBlock, nbytes: int, where: object) -> Lease:
-        block.lease(where, self._is_here)
+        block.lease(where)
         return Lease(self, block, nbytes)
 
 

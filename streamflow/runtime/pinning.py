@@ -22,11 +22,12 @@ from streamflow.memory.registered import (
     release_blocking,
 )
 from streamflow.runtime.array import DeviceArray, checked_dtype
+from streamflow.runtime.host_memory import shared_memory
 from streamflow.runtime.op import SCOPE, Op
 from streamflow.runtime.parked import Parked
 from streamflow.scheduler.guards import guard
 from streamflow.scheduler.hazards import Region
-from streamflow.scheduler.timeline import Ticket
+from streamflow.scheduler.timeline import Ticket, Timeline
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
@@ -70,8 +71,8 @@ class Pin:
 
     ``await pin`` waits until it is page-locked, and returns the pin; so does ``async with``,
     which unpins at its end. A pin that is dropped is unpinned as well, with a ResourceWarning.
-    Copies from and to the array, or any part of it, go without staging from then on, and are
-    ordered among each other as ops on a device array are (rule R3).
+    Copies from and to the array, or any part of it in C order, go without staging from then on.
+    All are ordered among each other as ops on a device array are (rule R3).
     """
 
     __slots__ = ("__weakref__", "_hold", "_pins")
@@ -95,9 +96,12 @@ class Pin:
         hold = self._hold
         try:
             yield from hold.op.__await__()
+        except GeneratorExit:  # perhaps of a finaliser: the pin has one of its own (rule R12)
+            raise
         except BaseException:
-            core = self._pins._core
-            if hold.op._error is None and not hold.is_left and core.is_here():
+            core, rare = self._pins._core, hold.op._rare
+            is_awaited = rare is not None and len(rare.wakers) > 0  # by another task
+            if hold.op._error is None and not (hold.is_left or is_awaited) and core.is_here():
                 self._pins.unpin(hold)  # cancelled: nobody has the pin
             raise
         return self
@@ -273,6 +277,11 @@ class Pins:
         if core.lost is not None:  # the ops that it waited for were given up: leak (rule R6)
             core.parking.drop(parked, core.lost)
             return
+        if hold.share is not None and hold.share.root.is_left_behind():
+            self._holds.pop(hold, None)
+            why = f"{hold.nbytes} bytes at {hold.start:#x} stay page-locked: a device that was "
+            core.parking.drop(parked, Closed(f"{why}closed with work that did not end uses them"))
+            return
         core.start(op)
         if registration is None:
             self._forget(hold)
@@ -329,8 +338,21 @@ class Pins:
                 stacklevel=stacklevel + 1,
             )
 
+    def unpin_all(self) -> None:
+        """Undo every pin: other devices of the loop may be using the memory (rule R6)."""
+        for hold in [hold for hold in self._holds if not hold.is_left]:
+            self.unpin(hold)
+
+    def lines(self) -> list[Timeline]:
+        """Streams, of any device of the loop, with work that uses the memory."""
+        pending: list[Ticket] = []
+        for hold in self._holds:
+            if hold.share is not None:
+                hold.share.root.before_write(pending)
+        return [ticket.timeline for ticket in pending if ticket.position]
+
     def close_blocking(self) -> None:
-        """Undo every pin: nothing uses the memory any more. Worker threads only."""
+        """Undo what is left of a loop that ended: nothing uses the memory any more. May block."""
         errors = []
         for hold in list(self._holds):
             hold.is_left = True
@@ -365,20 +387,14 @@ def _memory_of(source: Any) -> Array:
     TypeError
         There is none that NumPy sees, or its items are not plain bytes.
     """
-    if isinstance(source, np.ndarray):
-        array: Array = source
-    elif isinstance(source, DeviceArray):
+    if isinstance(source, DeviceArray):
         raise TypeError("pin takes memory of the host, found an array on a device")
-    elif hasattr(source, "__array_interface__") or hasattr(source, "__array_struct__"):
-        array = np.asarray(source)
-    else:
-        try:
-            array = np.asarray(memoryview(source))
-        except TypeError:
-            raise TypeError(
-                f"pin takes an ndarray or another object whose memory NumPy sees without a copy, "
-                f"found {type(source).__name__}"
-            ) from None
+    array = source if isinstance(source, np.ndarray) else shared_memory(source)
+    if array is None:
+        raise TypeError(
+            "pin takes an ndarray or another object whose memory NumPy sees without a copy, "
+            f"found {type(source).__name__}"
+        )
     checked_dtype(array.dtype)
     return array
 

@@ -120,8 +120,11 @@ def _has_ended(core: Core) -> bool:
 
 
 def _are_idle(core: Core) -> bool:
-    try:
-        return all(line.inflight[-1].event.is_done for line in core.lines if line.inflight)
-    except Exception as error:
-        core.lose_to(DeviceLost(f"polling an event: {error}"), error)
-        return True
+    for line in (*core.lines, *core.pins.lines()):
+        owner = line.owner  # of another device perhaps, which uses what this one has pinned
+        try:
+            if owner.lost is None and line.inflight and not line.inflight[-1].event.is_done:
+                return False
+        except Exception as error:
+            owner.lose_to(DeviceLost(f"polling an event: {error}"), error)
+    return True

@@ -107,6 +107,14 @@ class Region:
             if write.is_parked and write.seq > last.seq:  # else overwritten since
                 yield write
 
+    def is_left_behind(self) -> bool:
+        """Whether an op on it is: then the memory is never given back (rule R6)."""
+        return any(
+            ticket.is_left_behind
+            for each in (self, *self.overlapping)
+            for ticket in (each.last_write, *each.reads)
+        )
+
     def record_read(self, ticket: Ticket) -> None:
         """Note a read, in program order."""
         reads = self.reads

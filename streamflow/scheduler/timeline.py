@@ -172,6 +172,14 @@ class Ticket:
         """Known to have completed on the device."""
         return 0 < self.position <= self.timeline.watermark
 
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether its device was closed while it ran, or was to: who knows when it ends (R6)."""
+        if self.failure is None:
+            return False
+        owner = self.timeline.owner if self.position else getattr(self.op, "_core", None)
+        return getattr(owner, "left_behind", None) is not None
+
     def forget(self) -> None:
         """Drop what a completed ticket no longer needs (rule R6)."""
         self.seen = _NOTHING_SEEN

@@ -156,6 +156,14 @@ EDITS = (
         "tests/integration/test_pin_copies.py",
     ),
     Edit(
+        "R6",
+        "closing a device unpins what others of its loop use",
+        "streamflow/runtime/closing.py",
+        "        core.pins.unpin_all()\n",
+        "",
+        "tests/integration/test_pin_devices.py",
+    ),
+    Edit(
         "R12",
         "a dropped pin is never undone",
         "streamflow/runtime/core.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from typing import Any
 
 import anyio
@@ -291,6 +292,26 @@ def test_freed_by_hand_its_host_side_is_revoked(run, open_device, add_one) -> No
     run(main)
 
 
+def test_a_view_frees_all_of_it_and_revokes_the_hosts_side(run, open_device) -> None:
+    async def main() -> None:
+        async with open_device() as dev:
+            m = await dev.mapped(NUM, np.float32)
+            await m[3:5].free()
+            with pytest.raises(ValueError, match="read-only"):
+                m.host[0] = 1
+
+    run(main)
+
+
+def test_r9_its_free_names_the_line_that_called_for_it(run) -> None:
+    async def main() -> None:
+        async with virtual() as dev:
+            m = await dev.mapped(NUM, np.float32)
+            assert m.free().where.startswith("test_mapped.py:")
+
+    run(main)
+
+
 def test_memory_is_handed_on_with_hazards_of_its_own(run, open_device) -> None:
     async def main() -> None:
         async with open_device() as dev:
@@ -409,6 +430,36 @@ def test_natively_cancelled_it_leaves_nothing(run) -> None:
                 await task
             del task
             await until(lambda: dev.pinned.stats().num_live == 0)
+
+    run(main)
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+def test_one_that_comes_after_its_device_was_closed_is_none(run, num_turns: int) -> None:
+    async def main() -> None:
+        dev = virtual()
+        await dev.__aenter__()
+        ended: list[Any] = []
+
+        async def ask() -> None:
+            try:
+                m = await dev.mapped(MIB, np.uint8)
+            except sf.Closed as error:
+                ended.append(error)
+            else:
+                ended.append(dev._core.is_closing)
+                del m
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                await turns(num_turns)
+                await dev.__aexit__(None, None, None)
+        assert len(ended) == 1
+        assert ended[0] is not True
+        gc.collect()
+        assert dev._core.pinned.num_live == 0
 
     run(main)
 

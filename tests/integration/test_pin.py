@@ -267,6 +267,24 @@ def test_any_layout_is_pinned_from_its_first_byte_to_its_last(run, open_device, 
     run(main)
 
 
+def test_what_put_takes_without_a_copy_is_pinned_as_well(run) -> None:
+    import ctypes
+
+    class Shared:
+        def __init__(self, array: Any) -> None:
+            self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+    async def main() -> None:
+        async with virtual() as dev:
+            for source in (Shared(floats()), ctypes.create_string_buffer(NUM)):
+                await dev.put(source)
+                async with dev.pin(source) as pin:
+                    assert num_registered() == 1
+                    assert pin.nbytes >= NUM
+
+    run(main)
+
+
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
 def test_a_file_is_pinned_where_the_system_does_that(
     run, open_device, mode, tmp_path: Path

@@ -146,7 +146,7 @@ def test_a_slab_that_nobody_has_any_of_serves_other_classes(make, has_view):
     """Else a budget without room for another slab would never give any block of these."""
     blocks = make(budget_nbytes=64 * KIB)
     held = [take(blocks, 64 * KIB) for _ in range(FIRST_NBYTES // (64 * KIB))]
-    held[0].lease(None, lambda: True)
+    held[0].lease(None)
     view = held[0].array((4,), np.dtype(np.uint8))
     if not has_view:
         del view
@@ -279,7 +279,7 @@ def test_blocks_out_on_loan_are_unpinned_when_they_come_back_after_the_close(mak
 def test_memory_with_a_view_left_is_unpinned_when_the_view_has_gone(make, driver):
     blocks = make()
     block = take(blocks, MIB)
-    block.lease(None, lambda: True)
+    block.lease(None)
     view = block.array((4,), np.dtype(np.float32))[1:]
     block.revoke()
     block.release()
@@ -297,7 +297,7 @@ def test_memory_with_a_view_left_is_unpinned_when_the_view_has_gone(make, driver
 def test_memory_with_a_view_left_at_the_close_is_left_to_a_later_device(make, driver):
     blocks = make()
     block = take(blocks, MIB)
-    block.lease(None, lambda: True)
+    block.lease(None)
     view = block.array((4,), np.dtype(np.float32))
     block.revoke()
     block.release()
@@ -351,7 +351,7 @@ def test_the_table_knows_leases_and_results_while_they_last(make):
     blocks = make()
     for nbytes in (1000, 2 * MIB):
         block = take(blocks, nbytes)
-        block.lease(None, lambda: True)
+        block.lease(None)
         array = block.array((nbytes // 4,), np.dtype(np.float32))
         assert page_locked.find(array) is block
         assert page_locked.find(array[10:20:2]) is block
@@ -373,7 +373,7 @@ def test_a_small_array_over_two_blocks_belongs_to_nobody(make):
     one, two = sorted([take(blocks, 512), take(blocks, 512)], key=lambda block: block.address)
     assert one.address + 512 == two.address
     for block in (one, two):
-        block.lease(None, lambda: True)
+        block.lease(None)
     assert one._slab.usable_at(one.address + 500, 12) is one
     assert one._slab.usable_at(one.address + 500, 13) is None
     assert one._slab.usable_at(one.address + MIB, 1) is None
