@@ -188,7 +188,7 @@ class Transfers:
         is_staged = is_direct = False
         if into is not None and into.is_direct:
             is_direct = True
-        elif into is None or nbytes <= SMALL_NBYTES:
+        elif into is None or (nbytes <= SMALL_NBYTES and not into.regions):
             block = core.pinned.try_acquire(nbytes) if nbytes else None
             is_staged = nbytes > 0 and block is None and not core.pinned.reserve(nbytes)
         else:

@@ -180,13 +180,14 @@ def test_ops_on_one_lease_are_ordered_among_each_other(run, open_device, nbytes)
     np.testing.assert_array_equal(run(main), values)
 
 
-def test_strided_parts_of_a_lease_are_staged_and_ordered(run):
-    values = np.arange(N, dtype=np.float32)
+@pytest.mark.parametrize("num", [64, N], ids=["small", "large"])
+def test_strided_parts_of_a_lease_are_staged_and_ordered(run, num):
+    values = np.arange(num, dtype=np.float32)
 
     async def main():
         async with virtual() as dev:
-            with page_locked_bytes(dev, 8 * N) as (memory, _):
-                pairs = memory.view(np.float32).reshape(N, 2)
+            with page_locked_bytes(dev, 8 * num) as (memory, _):
+                pairs = memory.view(np.float32).reshape(num, 2)
                 pairs[:] = -1
                 x, stream = dev.put(values), dev.stream()
                 await x
@@ -203,6 +204,29 @@ def test_strided_parts_of_a_lease_are_staged_and_ordered(run):
     back, pairs = run(main)
     np.testing.assert_array_equal(back, values)
     np.testing.assert_array_equal(pairs, np.stack([values, values], axis=1))
+
+
+@pytest.mark.parametrize("nbytes", [4096, 1 << 20])
+def test_a_copy_of_all_of_a_lease_follows_a_copy_to_parts_of_it(run, nbytes):
+    """It is the host that writes those: the device is not to go on before it has."""
+
+    async def main():
+        async with virtual() as dev:
+            with page_locked_bytes(dev, nbytes) as (memory, _):
+                memory[:] = 1
+                threes, zeros = dev.full(nbytes // 2, 3, np.uint8), dev.zeros(nbytes, np.uint8)
+                dev.get(threes, out=memory[::2])
+                x = dev.put(memory)
+                dev.get(threes, out=memory[::2])
+                last = dev.get(zeros, out=memory)
+                back = await dev.get(x)
+                await last
+                return back, memory.copy()
+
+    back, memory = run(main)
+    assert (back[::2] == 3).all()
+    assert (back[1::2] == 1).all()
+    assert not memory.any()
 
 
 @pytest.mark.parametrize("way", ["from it", "to it", "from a host task's"])
