@@ -27,6 +27,7 @@ from streamflow.runtime.staged import StagedCopies, place_in, waits_for
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.runtime.submission import Submission
 from streamflow.scheduler.timeline import Timeline
+from streamflow.scheduler.hazards import Region
 
 __all__ = ["Transfers"]
 
@@ -107,7 +108,7 @@ class Transfers:
         is_watched = core.settings.debug and not host.will_change
         watch = SourceWatch(core, array, op._told) if is_watched else None
         if watch is not None and watch.is_debugging:
-            op.rare().on_device_done = partial(_raise_change, watch)
+            op.rare().on_device_done = partial(_raise_change, watch, host.regions, op.ticket.seq)
         submit(core, partial(self._copy_in, out.address, host.address, array.nbytes))
         out._staged = op
 
@@ -418,7 +419,9 @@ class Transfers:
         array.check_usable()
 
 
-def _raise_change(watch: SourceWatch) -> None:
+def _raise_change(watch: SourceWatch, regions: Sequence[Region], seq: int) -> None:
+    if any(region.last_write.seq > seq for region in regions):
+        return  # a later op may have written there since, in its turn
     error = watch.end()
     if error is not None:
         raise error

@@ -242,6 +242,23 @@ def test_debug_tells_of_a_pinned_source_that_changes_too_early(run):
     run(main)
 
 
+def test_debug_takes_no_later_copy_to_a_lease_for_a_change(run):
+    """Both have ended before the loop looks: the second has written what the first had read."""
+
+    async def main():
+        async with virtual(**DEBUGGING) as dev, dev.pinned.lease(1 << 20) as lease:
+            source = lease.array()
+            source[:] = 1
+            x = dev.put(source)
+            dev.get(dev.zeros(1 << 20, np.uint8), out=source)
+            while dev._core.backend.advance(0):
+                pass
+            assert not source.any()
+            return await dev.get(x)
+
+    assert (run(main) == 1).all()
+
+
 @pytest.mark.parametrize("debug", [False, True])
 def test_debug_finds_nothing_where_nothing_is_wrong(run, open_device, debug):
     async def main():
