@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from streamflow.memory.layout import has_gaps
 from streamflow.memory.pinned import SMALL_NBYTES
 from streamflow.memory.pinned_block import PinnedBlock
 from streamflow.runtime.array import DeviceArray
@@ -26,8 +27,8 @@ from streamflow.runtime.source_watch import SourceWatch
 from streamflow.runtime.staged import StagedCopies, place_in, waits_for
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.runtime.submission import Submission
-from streamflow.scheduler.timeline import Timeline
 from streamflow.scheduler.hazards import Region
+from streamflow.scheduler.timeline import Timeline
 
 __all__ = ["Transfers"]
 
@@ -177,8 +178,20 @@ class Transfers:
             target = host_target(out, "out=")
             check_same(target.shape, target.dtype, array.shape, array.dtype)
             into = HostEnd(core, target)
+            if has_gaps(target.dtype):
+                self._keep_gaps(into)
         line = explicit_line(core, stream) or self._d2h
         return self._get(array, into, out, line, core.after(after))
+
+    def _keep_gaps(self, into: HostEnd) -> None:
+        """Have threads write it, field by field: what is between may be the program's."""
+        into.is_direct = False
+        itemsize, chunk_nbytes = into.array.itemsize, self._core.settings.staging_out_nbytes
+        if itemsize > chunk_nbytes:
+            raise ValueError(
+                f"out= has items of {itemsize} bytes with gaps between their fields, which can't "
+                f"be cut: staging_out_nbytes is {chunk_nbytes}"
+            )
 
     def _get(
         self, array: DeviceArray, into: HostEnd | None, out: Any, line: Timeline, first: After

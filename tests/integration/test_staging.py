@@ -363,9 +363,10 @@ def test_r8_a_get_that_is_stopped_between_chunks_leaves_what_was_written_and_fai
     [
         (200 << 10, 1, 1),  # one hop to a thread, one copy
         (1 << 20, 1, 1),
-        (4 << 20, 4, 4),  # all four threads, and no piece is less than a megabyte
-        (64 << 20, 4, 32),  # 2 MiB: so that the link begins early
-        (1 << 28, 4, 64),
+        (3 << 20, 3, 3),
+        (4 << 20, 4, 6),  # all four threads: pieces of 1/4, 2/4, 3/4 and 1 MiB, and the rest
+        (64 << 20, 4, 34),  # 2 MiB, and the first ones shorter: so that the link begins early
+        (1 << 28, 4, 66),
     ],
 )
 def test_an_array_is_cut_so_that_all_threads_share_it(run, nbytes, num_tasks, num_copies):
