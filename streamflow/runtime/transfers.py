@@ -93,7 +93,7 @@ class Transfers:
         elif block is None:
             submit(core, _no_calls)
         else:
-            np.copyto(block.bytes_view(nbytes).view(array.dtype).reshape(array.shape), array)
+            np.copyto(block.view(array.shape, array.dtype), array)
             op.rare().on_retired = block.release
             submit(core, partial(self._copy_in, out.address, block.address, nbytes))
         return out, op
@@ -267,7 +267,7 @@ class Transfers:
 
         def copy_out() -> None:
             assert into is not None
-            np.copyto(into.array, held[0].bytes_view(nbytes).view(dtype).reshape(shape))
+            np.copyto(into.array, held[0].view(shape, dtype))
             op._result = out
 
         rare = op.rare()
