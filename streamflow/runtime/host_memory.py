@@ -213,11 +213,11 @@ def _shared(memory: Any) -> Array | None:
     if isinstance(memory, bytes):  # to NumPy, a string
         return np.frombuffer(memory, np.uint8)
     try:
-        memoryview(memory)
+        buffer = memoryview(memory)
     except TypeError:
         pass
     else:
-        array: Array = np.asarray(memory)
+        array: Array = np.asarray(buffer)  # of a scalar itself, NumPy would make a copy
         # ctypes and memoryview say "character", and mean a byte.
         return array.view(np.uint8) if array.dtype == "S1" else array
     if any(hasattr(memory, name) for name in _ARRAY_INTERFACES):

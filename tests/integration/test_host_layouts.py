@@ -244,6 +244,11 @@ REFUSED = {
         ValueError,
         "out= is read-only",
     ),
+    "a scalar as out": (
+        lambda dev, x: dev.get(x[:1].reshape(()), out=np.float64(0)),
+        ValueError,
+        "out= is read-only",
+    ),
     "a read-only out": (
         lambda dev, x: dev.get(x, out=np.broadcast_to(np.float64(0), 4)),
         ValueError,
