@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Pieces", "has_gaps", "overlaps_itself"]
+__all__ = ["Pieces", "has_gaps", "is_compact", "overlaps_itself"]
 
 Array = np.ndarray[Any, Any]
 
 _NUM_LOOKED_AT_MAX = 1 << 16
 _PAGE_NBYTES = 4096
+_COMPACT_NBYTES = 1 << 20
 
 
 class Pieces:
@@ -114,6 +115,14 @@ def has_gaps(dtype: np.dtype[Any]) -> bool:
         return False
     fields = [dtype[name] for name in dtype.names]
     return sum(each.itemsize for each in fields) != dtype.itemsize or any(map(has_gaps, fields))
+
+
+def is_compact(array: Array) -> bool:
+    """Whether its bytes lie close together: else a few KiB may be thousands of page faults."""
+    if array.flags.c_contiguous:
+        return True
+    low, high = np.lib.array_utils.byte_bounds(array)
+    return bool(high - low <= _COMPACT_NBYTES)
 
 
 def overlaps_itself(array: Array) -> bool:

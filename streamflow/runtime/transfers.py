@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from streamflow.memory.layout import has_gaps
+from streamflow.memory.layout import has_gaps, is_compact
 from streamflow.memory.pinned import SMALL_NBYTES
 from streamflow.memory.pinned_block import PinnedBlock
 from streamflow.runtime.array import DeviceArray
@@ -202,7 +202,9 @@ class Transfers:
         is_staged = is_direct = False
         if into is not None and into.is_direct:
             is_direct = True
-        elif into is None or (nbytes <= SMALL_NBYTES and not into.regions):
+        elif into is None or (
+            nbytes <= SMALL_NBYTES and not into.regions and is_compact(into.array)
+        ):
             block = core.pinned.try_acquire(nbytes) if nbytes else None
             is_staged = nbytes > 0 and block is None and not core.pinned.reserve(nbytes)
         else:

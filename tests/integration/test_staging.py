@@ -69,6 +69,20 @@ def test_c25_the_loop_itself_copies_no_more_than_64_kib(run, open_device, monkey
     assert len(elsewhere) > 8
 
 
+def test_r1_what_lies_far_apart_is_written_by_a_thread_however_little(run):
+    async def main():
+        async with virtual() as dev:
+            x = await dev.put(np.full(4096, 3, np.uint8))
+            table, before = np.zeros((4096, 1024), np.uint8), dev._core.stagers.num_tasks
+            await dev.get(x, out=table[:, 5])
+            assert dev._core.stagers.num_tasks == before + 1
+            return table
+
+    table = run(main)
+    assert (table[:, 5] == 3).all()
+    assert table.sum() == 3 * 4096
+
+
 # -- C32 -----------------------------------------------------------------------------------
 
 SIGNS = [(1, 1, -1), (1, -1, 1), (-1, 1, 1), (-2, -1, 3), (-1, -1, -1)]

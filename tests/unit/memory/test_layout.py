@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamflow.memory.layout import Pieces, has_gaps, overlaps_itself
+from streamflow.memory.layout import Pieces, has_gaps, is_compact, overlaps_itself
 
 WIDE = np.dtype([("a", "i4", (100,)), ("b", "u1")])
 
@@ -92,6 +92,14 @@ GAPPED = np.zeros(1, "i4,u1,f8")[["f0", "f2"]].dtype
 )
 def test_gaps_are_bytes_of_no_field(dtype, is_gapped):
     assert has_gaps(np.dtype(dtype)) is is_gapped
+
+
+def test_a_column_of_a_long_table_is_not_compact():
+    table = np.empty((1_000, 2_000), np.uint8)
+    assert is_compact(table)
+    assert is_compact(table[:100].T)
+    assert not is_compact(table[:, 0])
+    assert not is_compact(table[::-1, 0])
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1_000,), (20, 30)])
