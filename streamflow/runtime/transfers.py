@@ -144,7 +144,9 @@ class Transfers:
                 check_same(shape, dtype, array.shape, array.dtype)
                 for region in host.regions:
                     for each in (region, *region.overlapping):
-                        core.parking.depend(parked, each.last_write)
+                        write = each.last_write
+                        if write.failure is None or write.seq >= region.last_write.seq:
+                            core.parking.depend(parked, write)  # else overwritten since
                     region.record_read(op.ticket)
             except Exception as error:
                 core.parking.drop(parked, error.with_traceback(None))

@@ -141,6 +141,27 @@ def test_cr10_a_result_of_a_host_task_that_is_pinned_is_not_staged(run):
     assert (run(main) == 3).all()
 
 
+def test_r9_a_host_tasks_pinned_result_needs_nothing_of_a_failure_overwritten_since(run):
+    async def main():
+        async with virtual() as dev:
+            whole = np.zeros(1 << 20, np.uint8)
+            half = whole[: 1 << 19]
+            async with dev.pin(whole), dev.pin(half):
+                ones = await dev.full(1 << 20, 1, np.uint8)
+                x = dev.zeros(1 << 19, np.uint8)
+                dev.sim.fail(kind="copy_d2h", nth=1, sticky=False)
+                assert isinstance(await error_of(dev.get(ones, out=whole)), sf.DeviceError)
+                task = dev.host(lambda: half)
+                dev.put(task, out=x)
+                await task
+                assert isinstance(await error_of(x), UpstreamFailed)
+                await dev.get(ones[: 1 << 19], out=half)
+                dev.put(dev.host(lambda: half), out=x)
+                return await dev.get(x)
+
+    assert (run(main) == 1).all()
+
+
 def test_a_small_pinned_source_is_read_before_put_returns(run):
     """Results of ``get`` are pinned, which few programs know: they are read like any other."""
 
