@@ -205,7 +205,7 @@ class Transfers:
         if into is not None and into.is_direct:
             is_direct = True
         elif into is None or (
-            nbytes <= SMALL_NBYTES and not into.regions and is_compact(into.array)
+            nbytes <= SMALL_NBYTES and not into.is_pinned and is_compact(into.array)
         ):
             block = core.pinned.try_acquire(nbytes) if nbytes else None
             is_staged = nbytes > 0 and block is None and not core.pinned.reserve(nbytes)
