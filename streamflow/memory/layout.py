@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Pieces", "overlaps_itself"]
+__all__ = ["Pieces", "has_gaps", "is_compact", "overlaps_itself"]
 
 Array = np.ndarray[Any, Any]
 
 _NUM_LOOKED_AT_MAX = 1 << 16
 _PAGE_NBYTES = 4096
+_COMPACT_NBYTES = 1 << 20
 
 
 class Pieces:
@@ -28,12 +29,33 @@ class Pieces:
         Of plain bytes.
     max_nbytes : int
         The bytes of a piece, at most.
+    num_rising : int
+        The first so many pieces, where there are as many, grow in equal steps up to a whole one:
+        then as many threads, who begin together, are done one after another, the first one soon.
+    keeps_gaps : bool
+        Structured items are taken field by field, so that what is between those stays as it is.
+        No item may be larger than a piece then.
     """
 
-    __slots__ = ("_array", "_num_per_row", "_outer", "_row_nbytes", "_step", "_step_nbytes", "num")
+    __slots__ = (
+        "_array",
+        "_item_nbytes",
+        "_num_per_row",
+        "_num_rising",
+        "_outer",
+        "_risen",
+        "_row_nbytes",
+        "_step",
+        "_unit",
+        "num",
+    )
 
-    def __init__(self, array: Array, max_nbytes: int) -> None:
-        if array.flags.c_contiguous:
+    def __init__(
+        self, array: Array, max_nbytes: int, *, num_rising: int = 0, keeps_gaps: bool = False
+    ) -> None:
+        if keeps_gaps and has_gaps(array.dtype):
+            array = np.atleast_1d(array)
+        elif array.flags.c_contiguous:
             # An item may be larger than a chunk: bytes can be cut anywhere.
             array = array.reshape(-1).view(np.uint8)
         elif array.itemsize > max_nbytes:
@@ -54,22 +76,53 @@ class Pieces:
         self._row_nbytes = row_nbytes
         longest = max(1, max_nbytes // item_nbytes)
         step = -(-length // -(-length // longest))
+        unit = 1
         if item_nbytes == 1:  # copies of whole pages
-            step = min(longest, step + -step % _PAGE_NBYTES)
-        self._step = step
-        self._step_nbytes = step * item_nbytes
-        self._num_per_row = -(-length // step)
+            unit = _PAGE_NBYTES
+            step = min(longest, step + -step % unit)
+        self._item_nbytes, self._step, self._unit = item_nbytes, step, unit
+        if axis or length <= (num_rising - 1) * step or step < num_rising * unit:
+            num_rising = 0
+        self._num_rising, self._risen = num_rising, 0
+        self._risen = self._start(num_rising)  # the others follow there
+        self._num_per_row = num_rising + -(-(length - self._risen) // step)
         self.num = prod(self._outer) * self._num_per_row
 
     def __getitem__(self, number: int) -> tuple[int, Array]:
         """``(offset in bytes, view)`` of one piece."""
         row, part = divmod(number, self._num_per_row)
-        start = part * self._step
+        start, stop = self._start(part), self._start(part + 1)
         view = self._array
         if self._outer:
             view = view[np.unravel_index(row, self._outer)]
-        offset = row * self._row_nbytes + part * self._step_nbytes
-        return offset, view[start : start + self._step]
+        return row * self._row_nbytes + start * self._item_nbytes, view[start:stop]
+
+    def _start(self, part: int) -> int:
+        """Where a piece begins on its axis."""
+        num, unit = self._num_rising, self._unit
+        if part > num or not num:
+            start: int = self._risen + (part - num) * self._step
+        else:
+            start = self._step // unit * part * (part + 1) // (2 * num) * unit
+        return start
+
+
+def has_gaps(dtype: np.dtype[Any]) -> bool:
+    """Whether items have bytes that are no field's: padding, or columns that were not selected."""
+    if dtype.subdtype is not None:
+        return has_gaps(dtype.base)
+    if dtype.names is None:
+        return False
+    fields = [dtype[name] for name in dtype.names]
+    return sum(each.itemsize for each in fields) != dtype.itemsize or any(map(has_gaps, fields))
+
+
+def is_compact(array: Array) -> bool:
+    """Whether its bytes lie close together: else a few KiB may be thousands of page faults."""
+    if array.flags.c_contiguous:
+        return True
+    low, high = np.lib.array_utils.byte_bounds(array)
+    return bool(high - low <= _COMPACT_NBYTES)
 
 
 def overlaps_itself(array: Array) -> bool:

@@ -48,14 +48,20 @@ class Owner(Protocol):
 _lock = threading.RLock()  # a collection inside may release a result
 _starts: list[int] = []
 _ranges: list[tuple[int, Owner]] = []  # (stop, owner), in the order of _starts
+_programs: set[int] = set()  # the starts of those that the program allocated
 
 
-def add_range(start: int, nbytes: int, owner: Owner) -> None:
-    """Page-locked memory has come. Ranges may not overlap."""
+def add_range(start: int, nbytes: int, owner: Owner, *, is_programs: bool = False) -> None:
+    """Page-locked memory has come. Ranges may not overlap.
+
+    ``is_programs``: the program allocated it, so that it may be NumPy's own.
+    """
     with _lock:
         at = bisect_right(_starts, start)
         _starts.insert(at, start)
         _ranges.insert(at, (start + nbytes, owner))
+        if is_programs:
+            _programs.add(start)
 
 
 def remove_range(start: int) -> None:
@@ -64,6 +70,7 @@ def remove_range(start: int) -> None:
         at = bisect_right(_starts, start) - 1
         assert _starts[at] == start
         del _starts[at], _ranges[at]
+        _programs.discard(start)
 
 
 def owner_over(start: int, stop: int) -> Owner | None:
@@ -83,7 +90,7 @@ def find(array: np.ndarray[Any, Any]) -> Usable | None:
     ValueError
         They belong to a lease that was released.
     """
-    if not _starts:
+    if not _starts or (not _programs and _is_numpys(array)):
         return None
     low, high = np.lib.array_utils.byte_bounds(array)
     with _lock:
@@ -102,6 +109,15 @@ def find(array: np.ndarray[Any, Any]) -> Usable | None:
             "copy what is needed before the release, or keep the lease"
         )
     return usable
+
+
+def _is_numpys(array: np.ndarray[Any, Any]) -> bool:
+    """Whether NumPy allocated its memory: asking for the address takes microseconds."""
+    base: Any = array
+    while type(base.base) is np.ndarray:
+        base = base.base
+    is_owner: bool = base.base is None and base.flags.owndata
+    return is_owner
 
 
 def _is_revoked(array: np.ndarray[Any, Any]) -> bool:

@@ -24,8 +24,6 @@ PAGE_NBYTES = 256 << 10
 """Small blocks of one class are cut from such a part of a slab."""
 _POISON = 0xDB
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
 
 class PinnedBlock:
     """One pinned range: cached in its pool, or on loan until :meth:`release` is called, once.
@@ -65,13 +63,13 @@ class PinnedBlock:
         self._view: weakref.ref[_View] | None = None  # of the present lease
         self._views: list[weakref.ref[_View]] = []  # of earlier ones too
 
-    def bytes_view(self, nbytes: int, offset: int = 0) -> Bytes:
-        """Bytes ``[offset, offset + nbytes)``; valid until the block is released."""
+    def view(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+        """Its start as an ndarray in C order; valid until the block is released."""
         memory = self._bytes
         if memory is None:
             memory = memoryview((ctypes.c_char * self.nbytes).from_address(self.address))
             memory = self._bytes = memory.cast("B")
-        return np.frombuffer(memory, np.uint8, nbytes, offset)
+        return np.ndarray(shape, dtype, memory)
 
     def release(self) -> None:
         """Give the block back. Any thread; nothing in flight may still touch it (R6)."""

@@ -201,7 +201,7 @@ def hold_blocking(
             known = Registration(array, start, stop, where)
             # First: a copy that asked the driver alone might be told yes, and be waited for by
             # no unpin. Until a loop has its share, copies are staged.
-            page_locked.add_range(start, stop - start, known)
+            page_locked.add_range(start, stop - start, known, is_programs=True)
             try:
                 backend.register_host_blocking(start, stop - start, is_read_only)
             except BaseException:

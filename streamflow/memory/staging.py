@@ -130,20 +130,23 @@ class Staging:
     def start(self, job: StagingJob) -> None:
         """Begin ``job`` now, or when a channel is free; first come first served for each key."""
         job.is_started = True
-        job.pieces = Pieces(job.array, self._piece_nbytes(job))
+        job.pieces = self._pieces(job)
         self._waiting[job.is_in].push(job.key, job)
         self._start_waiting(job.is_in)
 
-    def _piece_nbytes(self, job: StagingJob) -> int:
-        """A chunk; less for an array that isn't large and is alone: then all threads share it.
+    def _pieces(self, job: StagingJob) -> Pieces:
+        """Whole chunks; finer for an array that isn't large and is alone: all threads share it.
 
         Where jobs come together they keep the threads busy as they are, and the link too.
         """
         is_in, chunk_nbytes = job.is_in, self._nbytes[job.is_in]
         if self._waiting[is_in] or len(self._idle[is_in]) < self._num:
-            return chunk_nbytes
+            return Pieces(job.array, chunk_nbytes, keeps_gaps=not is_in)
         best = isqrt(job.array.nbytes * _SQUARE_NBYTES)
-        return min(chunk_nbytes, max(_MIN_PIECE_NBYTES, best))
+        nbytes = min(chunk_nbytes, max(_MIN_PIECE_NBYTES, best))
+        if is_in:
+            return Pieces(job.array, nbytes, num_rising=self._num)
+        return Pieces(job.array, nbytes, keeps_gaps=True)
 
     def stop(self, job: StagingJob) -> None:
         """Have ``job`` end after the chunk it is at, or at once if none has begun (rule R8)."""

@@ -42,20 +42,23 @@ class HostEnd:
     array : ndarray
     regions : tuple of Region
         The hazards of the pinned memory it lies in, where somebody keeps them: at most one.
+    is_pinned : bool
+        Pinned memory of ours, or that the program pinned with ours.
     is_direct : bool
         The device can copy from or to it as it is: page-locked, and in C order.
     """
 
-    __slots__ = ("array", "is_direct", "regions")
+    __slots__ = ("array", "is_direct", "is_pinned", "regions")
 
     def __init__(self, core: Core, array: Array) -> None:
         self.array = array
         self.regions: tuple[Region, ...] = ()
-        self.is_direct = False
+        self.is_pinned = self.is_direct = False
         if not array.nbytes:
             return
         usable = find(array)
         if usable is not None:
+            self.is_pinned = True
             if _is_leased_elsewhere(core, usable):
                 return
             self.is_direct = array.flags.c_contiguous and not isinstance(usable, Staged)
@@ -213,11 +216,11 @@ def shared_memory(memory: Any) -> Array | None:
     if isinstance(memory, bytes):  # to NumPy, a string
         return np.frombuffer(memory, np.uint8)
     try:
-        memoryview(memory)
+        buffer = memoryview(memory)
     except TypeError:
         pass
     else:
-        array: Array = np.asarray(memory)
+        array: Array = np.asarray(buffer)  # of a scalar itself, NumPy would make a copy
         # ctypes and memoryview say "character", and mean a byte.
         return array.view(np.uint8) if array.dtype == "S1" else array
     if any(hasattr(memory, name) for name in _ARRAY_INTERFACES):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from streamflow.memory.layout import has_gaps, is_compact
 from streamflow.memory.pinned import SMALL_NBYTES
 from streamflow.memory.pinned_block import PinnedBlock
 from streamflow.runtime.array import DeviceArray
@@ -26,6 +27,7 @@ from streamflow.runtime.source_watch import SourceWatch
 from streamflow.runtime.staged import StagedCopies, place_in, waits_for
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.runtime.submission import Submission
+from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Timeline
 
 __all__ = ["Transfers"]
@@ -91,7 +93,7 @@ class Transfers:
         elif block is None:
             submit(core, _no_calls)
         else:
-            np.copyto(block.bytes_view(nbytes).view(array.dtype).reshape(array.shape), array)
+            np.copyto(block.view(array.shape, array.dtype), array)
             op.rare().on_retired = block.release
             submit(core, partial(self._copy_in, out.address, block.address, nbytes))
         return out, op
@@ -107,7 +109,7 @@ class Transfers:
         is_watched = core.settings.debug and not host.will_change
         watch = SourceWatch(core, array, op._told) if is_watched else None
         if watch is not None and watch.is_debugging:
-            op.rare().on_device_done = partial(_raise_change, watch)
+            op.rare().on_device_done = partial(_raise_change, watch, host.regions, op.ticket.seq)
         submit(core, partial(self._copy_in, out.address, host.address, array.nbytes))
         out._staged = op
 
@@ -142,7 +144,9 @@ class Transfers:
                 check_same(shape, dtype, array.shape, array.dtype)
                 for region in host.regions:
                     for each in (region, *region.overlapping):
-                        core.parking.depend(parked, each.last_write)
+                        write = each.last_write
+                        if write.failure is None or write.seq >= region.last_write.seq:
+                            core.parking.depend(parked, write)  # else overwritten since
                     region.record_read(op.ticket)
             except Exception as error:
                 core.parking.drop(parked, error.with_traceback(None))
@@ -176,8 +180,20 @@ class Transfers:
             target = host_target(out, "out=")
             check_same(target.shape, target.dtype, array.shape, array.dtype)
             into = HostEnd(core, target)
+            if has_gaps(target.dtype):
+                self._keep_gaps(into)
         line = explicit_line(core, stream) or self._d2h
         return self._get(array, into, out, line, core.after(after))
+
+    def _keep_gaps(self, into: HostEnd) -> None:
+        """Have threads write it, field by field: what is between may be the program's."""
+        into.is_direct = False
+        itemsize, chunk_nbytes = into.array.itemsize, self._core.settings.staging_out_nbytes
+        if itemsize > chunk_nbytes:
+            raise ValueError(
+                f"out= has items of {itemsize} bytes with gaps between their fields, which can't "
+                f"be cut: staging_out_nbytes is {chunk_nbytes}"
+            )
 
     def _get(
         self, array: DeviceArray, into: HostEnd | None, out: Any, line: Timeline, first: After
@@ -188,7 +204,9 @@ class Transfers:
         is_staged = is_direct = False
         if into is not None and into.is_direct:
             is_direct = True
-        elif into is None or nbytes <= SMALL_NBYTES:
+        elif into is None or (
+            nbytes <= SMALL_NBYTES and not into.is_pinned and is_compact(into.array)
+        ):
             block = core.pinned.try_acquire(nbytes) if nbytes else None
             is_staged = nbytes > 0 and block is None and not core.pinned.reserve(nbytes)
         else:
@@ -253,7 +271,7 @@ class Transfers:
 
         def copy_out() -> None:
             assert into is not None
-            np.copyto(into.array, held[0].bytes_view(nbytes).view(dtype).reshape(shape))
+            np.copyto(into.array, held[0].view(shape, dtype))
             op._result = out
 
         rare = op.rare()
@@ -418,7 +436,9 @@ class Transfers:
         array.check_usable()
 
 
-def _raise_change(watch: SourceWatch) -> None:
+def _raise_change(watch: SourceWatch, regions: Sequence[Region], seq: int) -> None:
+    if any(region.last_write.seq > seq for region in regions):
+        return  # a later op may have written there since, in its turn
     error = watch.end()
     if error is not None:
         raise error

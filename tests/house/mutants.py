@@ -65,6 +65,14 @@ EDITS = (
     ),
     Edit(
         "R3",
+        "the loop copies what is small into parts of pinned memory",
+        "streamflow/runtime/transfers.py",
+        " and not into.is_pinned",
+        "",
+        "tests/integration/test_page_locked_ends.py",
+    ),
+    Edit(
+        "R3",
         "copies and fills issue none of the waits they need",
         "streamflow/runtime/parking.py",
         "            waits = needed_waits(line, self.flattened(deps))\n",

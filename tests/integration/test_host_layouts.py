@@ -146,6 +146,46 @@ def test_a_matrix_is_the_array_that_it_is_of(run, num):
     np.testing.assert_array_equal(whole, np.eye(num)[::-1])
 
 
+@pytest.mark.parametrize("num", [30, 30_000], ids=["inline", "staged"])
+@pytest.mark.parametrize("is_leased", [False, True])
+def test_fields_that_an_out_does_not_select_are_left_alone(run, num, is_leased):
+    dtype = np.dtype([("a", "i4"), ("b", "i4"), ("c", "f8")])
+    source = np.zeros(num, dtype)
+    source["a"], source["b"], source["c"] = 1, 2, 3
+
+    async def main():
+        options = {"staging_out_nbytes": 65536}
+        async with virtual(**options) as dev, dev.pinned.lease(32 * num) as lease:
+            x = dev.put(source[["a", "c"]])
+            memory = lease.array() if is_leased else np.empty(32 * num, np.uint8)
+            memory[:] = 0
+            table = memory[: 32 * num].view(dtype).reshape(num, 2)
+            table["b"] = 9
+            rows = table.reshape(-1)[:num]
+            await dev.get(x, out=rows[["a", "c"]])
+            assert [set(rows[name].tolist()) for name in "abc"] == [{1}, {9}, {3}]
+            rows["a"] = 0
+            await dev.get(x, out=table[::-1, 1][["a", "c"]])
+            assert [set(table[:, 1][name].tolist()) for name in "abc"] == [{1}, {9}, {3}]
+
+    run(main)
+
+
+def test_items_with_gaps_that_no_chunk_can_hold_are_refused_as_an_out(run):
+    dtype = np.zeros(1, [("a", "u1", (70_000,)), ("b", "i4"), ("c", "i4")])[["a", "c"]].dtype
+
+    async def main():
+        async with virtual(staging_out_nbytes=65536) as dev:
+            x = dev.put(np.zeros(3, dtype))
+            with pytest.raises(
+                ValueError, match=r"70008 bytes with gaps.*staging_out_nbytes.*65536"
+            ):
+                dev.get(x, out=np.zeros(3, dtype))
+            return await dev.get(x)
+
+    assert run(main).dtype == dtype
+
+
 def test_what_numpy_has_to_ask_is_a_source_and_no_destination(run):
     async def main():
         async with virtual() as dev:
@@ -201,6 +241,11 @@ REFUSED = {
     "an array of the device as out": (lambda dev, x: dev.get(x, out=x), TypeError, "dev.copy"),
     "bytes as out": (
         lambda dev, x: dev.get(dev.zeros(3, np.uint8), out=b"abc"),
+        ValueError,
+        "out= is read-only",
+    ),
+    "a scalar as out": (
+        lambda dev, x: dev.get(x[:1].reshape(()), out=np.float64(0)),
         ValueError,
         "out= is read-only",
     ),

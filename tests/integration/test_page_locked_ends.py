@@ -141,6 +141,27 @@ def test_cr10_a_result_of_a_host_task_that_is_pinned_is_not_staged(run):
     assert (run(main) == 3).all()
 
 
+def test_r9_a_host_tasks_pinned_result_needs_nothing_of_a_failure_overwritten_since(run):
+    async def main():
+        async with virtual() as dev:
+            whole = np.zeros(1 << 20, np.uint8)
+            half = whole[: 1 << 19]
+            async with dev.pin(whole), dev.pin(half):
+                ones = await dev.full(1 << 20, 1, np.uint8)
+                x = dev.zeros(1 << 19, np.uint8)
+                dev.sim.fail(kind="copy_d2h", nth=1, sticky=False)
+                assert isinstance(await error_of(dev.get(ones, out=whole)), sf.DeviceError)
+                task = dev.host(lambda: half)
+                dev.put(task, out=x)
+                await task
+                assert isinstance(await error_of(x), UpstreamFailed)
+                await dev.get(ones[: 1 << 19], out=half)
+                dev.put(dev.host(lambda: half), out=x)
+                return await dev.get(x)
+
+    assert (run(main) == 1).all()
+
+
 def test_a_small_pinned_source_is_read_before_put_returns(run):
     """Results of ``get`` are pinned, which few programs know: they are read like any other."""
 
@@ -180,13 +201,14 @@ def test_ops_on_one_lease_are_ordered_among_each_other(run, open_device, nbytes)
     np.testing.assert_array_equal(run(main), values)
 
 
-def test_strided_parts_of_a_lease_are_staged_and_ordered(run):
-    values = np.arange(N, dtype=np.float32)
+@pytest.mark.parametrize("num", [64, N], ids=["small", "large"])
+def test_strided_parts_of_a_lease_are_staged_and_ordered(run, num):
+    values = np.arange(num, dtype=np.float32)
 
     async def main():
         async with virtual() as dev:
-            with page_locked_bytes(dev, 8 * N) as (memory, _):
-                pairs = memory.view(np.float32).reshape(N, 2)
+            with page_locked_bytes(dev, 8 * num) as (memory, _):
+                pairs = memory.view(np.float32).reshape(num, 2)
                 pairs[:] = -1
                 x, stream = dev.put(values), dev.stream()
                 await x
@@ -203,6 +225,41 @@ def test_strided_parts_of_a_lease_are_staged_and_ordered(run):
     back, pairs = run(main)
     np.testing.assert_array_equal(back, values)
     np.testing.assert_array_equal(pairs, np.stack([values, values], axis=1))
+
+
+@pytest.mark.parametrize("nbytes", [4096, 1 << 20])
+@pytest.mark.parametrize("has_region", [True, False], ids=["a lease", "a result, on a stream"])
+def test_a_copy_to_all_of_pinned_memory_follows_one_to_parts_of_it(run, nbytes, has_region):
+    """It is the host that writes those: the device is not to go on before it has."""
+
+    async def main():
+        async with virtual() as dev:
+            with page_locked_bytes(dev, nbytes, has_region=has_region) as (memory, _):
+                stream = None if has_region else dev.stream()
+                threes, zeros = dev.full(nbytes // 2, 3, np.uint8), dev.zeros(nbytes, np.uint8)
+                await dev.synchronize()
+                dev.get(threes, out=memory[::2], stream=stream)
+                last = dev.get(zeros, out=memory, stream=stream)
+                while dev._core.backend.advance(0):  # all that needs nobody's look
+                    pass
+                await last
+                await dev.synchronize()
+                return memory.copy()
+
+    assert not run(main).any()
+
+
+def test_a_copy_from_all_of_a_lease_follows_one_to_parts_of_it(run):
+    async def main():
+        async with virtual() as dev:
+            with page_locked_bytes(dev, 4096) as (memory, _):
+                memory[:] = 1
+                dev.get(dev.full(2048, 3, np.uint8), out=memory[::2])
+                return await dev.get(dev.put(memory))
+
+    back = run(main)
+    assert (back[::2] == 3).all()
+    assert (back[1::2] == 1).all()
 
 
 @pytest.mark.parametrize("way", ["from it", "to it", "from a host task's"])

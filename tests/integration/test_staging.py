@@ -69,6 +69,20 @@ def test_c25_the_loop_itself_copies_no_more_than_64_kib(run, open_device, monkey
     assert len(elsewhere) > 8
 
 
+def test_r1_what_lies_far_apart_is_written_by_a_thread_however_little(run):
+    async def main():
+        async with virtual() as dev:
+            x = await dev.put(np.full(4096, 3, np.uint8))
+            table, before = np.zeros((4096, 1024), np.uint8), dev._core.stagers.num_tasks
+            await dev.get(x, out=table[:, 5])
+            assert dev._core.stagers.num_tasks == before + 1
+            return table
+
+    table = run(main)
+    assert (table[:, 5] == 3).all()
+    assert table.sum() == 3 * 4096
+
+
 # -- C32 -----------------------------------------------------------------------------------
 
 SIGNS = [(1, 1, -1), (1, -1, 1), (-1, 1, 1), (-2, -1, 3), (-1, -1, -1)]
@@ -242,6 +256,23 @@ def test_debug_tells_of_a_pinned_source_that_changes_too_early(run):
     run(main)
 
 
+def test_debug_takes_no_later_copy_to_a_lease_for_a_change(run):
+    """Both have ended before the loop looks: the second has written what the first had read."""
+
+    async def main():
+        async with virtual(**DEBUGGING) as dev, dev.pinned.lease(1 << 20) as lease:
+            source = lease.array()
+            source[:] = 1
+            x = dev.put(source)
+            dev.get(dev.zeros(1 << 20, np.uint8), out=source)
+            while dev._core.backend.advance(0):
+                pass
+            assert not source.any()
+            return await dev.get(x)
+
+    assert (run(main) == 1).all()
+
+
 @pytest.mark.parametrize("debug", [False, True])
 def test_debug_finds_nothing_where_nothing_is_wrong(run, open_device, debug):
     async def main():
@@ -346,9 +377,10 @@ def test_r8_a_get_that_is_stopped_between_chunks_leaves_what_was_written_and_fai
     [
         (200 << 10, 1, 1),  # one hop to a thread, one copy
         (1 << 20, 1, 1),
-        (4 << 20, 4, 4),  # all four threads, and no piece is less than a megabyte
-        (64 << 20, 4, 32),  # 2 MiB: so that the link begins early
-        (1 << 28, 4, 64),
+        (3 << 20, 3, 3),
+        (4 << 20, 4, 6),  # all four threads: pieces of 1/4, 2/4, 3/4 and 1 MiB, and the rest
+        (64 << 20, 4, 34),  # 2 MiB, and the first ones shorter: so that the link begins early
+        (1 << 28, 4, 66),
     ],
 )
 def test_an_array_is_cut_so_that_all_threads_share_it(run, nbytes, num_tasks, num_copies):

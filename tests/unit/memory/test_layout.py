@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamflow.memory.layout import Pieces, overlaps_itself
+from streamflow.memory.layout import Pieces, has_gaps, is_compact, overlaps_itself
 
 WIDE = np.dtype([("a", "i4", (100,)), ("b", "u1")])
 
@@ -32,9 +32,10 @@ ARRAYS = {
 
 @pytest.mark.parametrize("max_nbytes", [64, 200, 1000, 1 << 20])
 @pytest.mark.parametrize("name", ARRAYS)
-def test_pieces_cover_an_array_in_c_order(name, max_nbytes):
+@pytest.mark.parametrize("num_rising", [0, 1, 3, 8])
+def test_pieces_cover_an_array_in_c_order(name, max_nbytes, num_rising):
     array = ARRAYS[name]
-    pieces, found, end = Pieces(array, max_nbytes), [], 0
+    pieces, found, end = Pieces(array, max_nbytes, num_rising=num_rising), [], 0
     for number in range(pieces.num):
         offset, piece = pieces[number]
         assert offset == end
@@ -63,6 +64,53 @@ def test_pieces_of_an_axis_are_of_nearly_one_size():
 def test_contiguous_arrays_are_cut_at_pages():
     pieces = Pieces(np.zeros(100_001, np.uint8), 33_000)
     assert [pieces[n][0] % 4096 for n in range(pieces.num)] == [0] * pieces.num
+
+
+def test_the_first_pieces_rise_to_a_whole_one():
+    pieces = Pieces(np.zeros(64 << 20, np.uint8), 2 << 20, num_rising=8)
+    sizes = [pieces[n][1].nbytes >> 10 for n in range(pieces.num)]
+    assert sizes[:8] == [256, 512, 768, 1024, 1280, 1536, 1792, 2048]
+    assert set(sizes[8:-1]) == {2048}
+    short = Pieces(np.zeros(8 << 20, np.uint8), 2 << 20, num_rising=8)  # not that many: all alike
+    assert [short[n][1].nbytes for n in range(short.num)] == [2 << 20] * 4
+
+
+GAPPED = np.zeros(1, "i4,u1,f8")[["f0", "f2"]].dtype
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_gapped"),
+    [
+        ("f8", False),
+        ("V5", False),
+        ("i1,f8", False),
+        (np.dtype("i1,f8", align=True), True),
+        (GAPPED, True),
+        ([("a", GAPPED, (2,)), ("b", "i4")], True),
+        ([("a", "i4,u1", (2,)), ("b", "i4")], False),
+    ],
+)
+def test_gaps_are_bytes_of_no_field(dtype, is_gapped):
+    assert has_gaps(np.dtype(dtype)) is is_gapped
+
+
+def test_a_column_of_a_long_table_is_not_compact():
+    table = np.empty((1_000, 2_000), np.uint8)
+    assert is_compact(table)
+    assert is_compact(table[:100].T)
+    assert not is_compact(table[:, 0])
+    assert not is_compact(table[::-1, 0])
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1_000,), (20, 30)])
+def test_pieces_that_keep_gaps_are_of_whole_items(shape):
+    array = np.zeros(shape, GAPPED)
+    for view in (array, array.T, array[::-2] if shape else array):
+        pieces = Pieces(view, 200, keeps_gaps=True)
+        found = [pieces[n] for n in range(pieces.num)]
+        assert {piece.dtype for _, piece in found} == {GAPPED}
+        assert sum(piece.nbytes for _, piece in found) == view.nbytes
+        assert all(np.shares_memory(piece, array) for _, piece in found)
 
 
 def test_a_million_pieces_are_reached_by_number():

@@ -399,11 +399,11 @@ def test_threads_take_and_give_back_at_once(make):
                     block = blocks.acquire_reserved_blocking(nbytes)
                 if block is not None:
                     mark = int(rng.integers(255))
-                    block.bytes_view(nbytes)[:] = mark
+                    block.view((nbytes,), np.uint8)[:] = mark
                     mine.append((block, nbytes, mark))
                 if len(mine) > 4 or block is None:
                     for block, size, mark in mine:
-                        assert (block.bytes_view(size) == mark).all()
+                        assert (block.view((size,), np.uint8) == mark).all()
                         block.release()
                     mine.clear()
             for block, _, _ in mine:
