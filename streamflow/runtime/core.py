@@ -36,7 +36,7 @@ from streamflow.runtime.instrument import Instrument
 from streamflow.runtime.lease_queue import LeaseQueue
 from streamflow.runtime.losing import lose
 from streamflow.runtime.op import SCOPE, Op, OpState, added
-from streamflow.runtime.parked import PickLine
+from streamflow.runtime.parked import PickLine, no_calls
 from streamflow.runtime.parking import Parking
 from streamflow.runtime.pinning import Pins
 from streamflow.runtime.poller import Poller
@@ -380,7 +380,7 @@ class Core:
         outer = SCOPE.set(None)  # whoever asks, it is the device's own
         op: Op[None] = Op(self, "record", None)
         SCOPE.reset(outer)
-        self.parking.go(op, lambda _: 0, line, (ticket,))
+        self.parking.go(op, no_calls, line, (ticket,))
         return op
 
     def when_all_ended(self, tickets: list[Ticket], react: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ import anyio
 from streamflow.errors import OpCancelled
 from streamflow.runtime.failures import placed
 from streamflow.runtime.op import Op
-from streamflow.runtime.parked import After, Parked
+from streamflow.runtime.parked import After, Parked, no_calls
 from streamflow.scheduler.fair import FairQueue
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.workers import Workers
@@ -60,7 +60,7 @@ class HostTasks:
 
         self._core.parking.submit(
             op,
-            _no_calls,
+            no_calls,
             line=None,
             reads=reads,
             writes=writes,
@@ -147,7 +147,3 @@ def is_async(function: object) -> bool:
     return iscoroutinefunction(function) or iscoroutinefunction(
         getattr(type(function), "__call__", None)  # noqa: B004  (an object that is called)
     )
-
-
-def _no_calls(_: Any) -> int:
-    return 0

@@ -9,8 +9,7 @@ import numpy as np
 
 from streamflow.backends.memory import MemoryKind
 from streamflow.memory.layout import overlaps_itself
-from streamflow.memory.page_locked import Staged, Usable, find
-from streamflow.memory.pinned_block import PinnedBlock
+from streamflow.memory.page_locked import Staged, find
 from streamflow.runtime.array import DeviceArray, checked_dtype
 from streamflow.runtime.op import Op
 
@@ -59,8 +58,6 @@ class HostEnd:
         usable = find(array)
         if usable is not None:
             self.is_pinned = True
-            if _is_leased_elsewhere(core, usable):
-                return
             self.is_direct = array.flags.c_contiguous and not isinstance(usable, Staged)
             region = usable.region
             if region is not None:
@@ -103,13 +100,6 @@ def keep_alive(op: Op[Any], array: Array) -> None:
 
     _in_flight[number] = array
     op.rare().on_retired = retired
-
-
-def _is_leased_elsewhere(core: Core, usable: Usable) -> bool:
-    """Whether it is a lease of another event loop's device, which won't wait for our ops (R11)."""
-    if not isinstance(usable, PinnedBlock) or not usable.is_leased or usable.pool is core.pinned:
-        return False
-    return all(each.pinned is not usable.pool for each in core.poller.peers())
 
 
 def _is_page_locked(core: Core, array: Array) -> bool:

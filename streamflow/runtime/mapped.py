@@ -19,7 +19,7 @@ from streamflow.memory.sizes import ALIGNMENT
 from streamflow.memory.space import Place, Space
 from streamflow.runtime.array import Allocation, DeviceArray, checked_dtype, checked_shape
 from streamflow.runtime.op import Op
-from streamflow.runtime.parked import Parked
+from streamflow.runtime.parked import Parked, no_calls
 from streamflow.scheduler.timeline import Ticket
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class MappedArray(DeviceArray):
             parked.need = "the ops that use the array"
             core.when_all_ended(pending, partial(_end, core, op, parked))
 
-        core.parking.submit(op, _no_calls, line=None, start=start)
+        core.parking.submit(op, no_calls, line=None, start=start)
         return op
 
     def __repr__(self) -> str:
@@ -132,7 +132,7 @@ def _over(
     address: int,
 ) -> MappedArray:
     op: Op[None] = Op(core, "mapped", None)
-    core.parking.submit(op, _no_calls, line=None, start=partial(_end, core, op))
+    core.parking.submit(op, no_calls, line=None, start=partial(_end, core, op))
     op.ticket.timeline = core.free_lane  # it has no position: this is where closing frees it
     size = int(np.prod(shape, dtype=np.int64))
     nbytes = size * dtype.itemsize
@@ -202,7 +202,3 @@ class _Loan:
         is_at_rest = core.is_closed and core.lost is None and core.left_behind is None
         if is_at_rest and not self._is_given:
             self._block.release()
-
-
-def _no_calls(_: Any) -> int:
-    return 0

@@ -11,7 +11,17 @@ from streamflow.runtime.op import Op
 from streamflow.scheduler.budget import Budget
 from streamflow.scheduler.timeline import Ticket, Timeline
 
-__all__ = ["NOTHING", "After", "Parked", "PickLine", "Run", "Start", "path_between", "tell_cycle"]
+__all__ = [
+    "NOTHING",
+    "After",
+    "Parked",
+    "PickLine",
+    "Run",
+    "Start",
+    "no_calls",
+    "path_between",
+    "tell_cycle",
+]
 
 Run = Callable[[Any], int]
 """Makes the driver calls of an op on a backend stream; returns how many they were."""
@@ -110,3 +120,8 @@ def tell_cycle(path: Sequence[Parked]) -> str:
         order = f", which is earlier on stream {before.op.stream}" if same else ""
         told.append(f"{before.op.name} ({before.op.where}{order})")
     return "these ops would wait for each other: " + " -> ".join(told)
+
+
+def no_calls(_: Any) -> int:
+    """The :data:`Run` of an op that has its place in the order, and no work on the device."""
+    return 0

@@ -15,7 +15,7 @@ from streamflow.backends.memory import PoolAccess
 from streamflow.errors import OpCancelled, UpstreamFailed
 from streamflow.memory.pinned_block import PinnedBlock
 from streamflow.runtime.op import Op, OpState, added
-from streamflow.runtime.parked import After, Parked
+from streamflow.runtime.parked import After, Parked, no_calls
 from streamflow.scheduler.machine import FINAL
 from streamflow.scheduler.timeline import Timeline
 
@@ -62,7 +62,7 @@ def end_here(core: Core, last: Op[Any], explicit: Timeline | None, seen: Op[Any]
     """
     after = After([last.ticket])
     if explicit is not None:
-        return core.parking.submit(seen, _no_calls, line=explicit, after=after)
+        return core.parking.submit(seen, no_calls, line=explicit, after=after)
 
     def start(parked: Parked) -> None:
         if seen._state is OpState.PARKED:
@@ -77,7 +77,7 @@ def end_here(core: Core, last: Op[Any], explicit: Timeline | None, seen: Op[Any]
         else:
             core.parking.ready(parked)  # which says what failed
 
-    return core.parking.submit(seen, _no_calls, line=None, after=after, start=start)
+    return core.parking.submit(seen, no_calls, line=None, after=after, start=start)
 
 
 class _Ring:
@@ -319,7 +319,3 @@ class _Relay:
         other.observed(error)
         rare = self._seen._rare
         core.failures.note(error, rare.scope if rare is not None else None)
-
-
-def _no_calls(_: Any) -> int:
-    return 0

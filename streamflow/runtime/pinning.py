@@ -24,7 +24,7 @@ from streamflow.memory.registered import (
 from streamflow.runtime.array import DeviceArray, checked_dtype
 from streamflow.runtime.host_memory import shared_memory
 from streamflow.runtime.op import SCOPE, Op
-from streamflow.runtime.parked import Parked
+from streamflow.runtime.parked import Parked, no_calls
 from streamflow.scheduler.guards import guard
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Ticket, Timeline
@@ -200,7 +200,7 @@ class Pins:
         op: Op[None] = Op(core, "pin", None)
         hold.op = op
         pin = Pin(self, hold)
-        core.parking.submit(op, _no_calls, line=None, start=partial(self._start, hold))
+        core.parking.submit(op, no_calls, line=None, start=partial(self._start, hold))
         return pin
 
     def _start(self, hold: _Hold, parked: Parked) -> None:
@@ -249,7 +249,7 @@ class Pins:
         outer = SCOPE.set(None)  # a scope that is cancelled drops what is parked
         op: Op[None] = Op(core, "unpin", None)
         SCOPE.reset(outer)
-        core.parking.submit(op, _no_calls, line=None, start=partial(self._start_unpin, hold, op))
+        core.parking.submit(op, no_calls, line=None, start=partial(self._start_unpin, hold, op))
         return op
 
     def _start_unpin(self, hold: _Hold, op: Op[None], parked: Parked) -> None:
@@ -373,10 +373,6 @@ class Pins:
         """Undo nothing any more: the memory goes with the process."""
         self.is_off = True
         return []
-
-
-def _no_calls(_: Any) -> int:
-    return 0
 
 
 def _memory_of(source: Any) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamflow.memory.staging import StagingJob
 from streamflow.runtime.op import Op, OpState, added
-from streamflow.runtime.parked import After, Parked, Run
+from streamflow.runtime.parked import After, Parked, Run, no_calls
 from streamflow.runtime.source_watch import SourceWatch
 from streamflow.runtime.submission import Submission
 from streamflow.scheduler.timeline import Timeline
@@ -146,5 +146,5 @@ def place_in(core: Core, line: Timeline, after: After) -> After:
     if not line.is_ordered:
         return after
     op: Op[None] = Op(core, "record", None)
-    core.parking.submit(op, lambda _: 0, line=line)
+    core.parking.submit(op, no_calls, line=line)
     return After([*after.tickets, op.ticket], after.futures)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamflow.errors import Closed
 from streamflow.runtime.op import Op
+from streamflow.runtime.parked import no_calls
 from streamflow.scheduler.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Stream:
         """
         self._check_open()
         op: Op[None] = Op(self._core, "record", None)
-        self._core.parking.submit(op, _no_calls, line=self._line)
+        self._core.parking.submit(op, no_calls, line=self._line)
         return op
 
     def wait_for(self, op: Op[Any]) -> None:
@@ -111,7 +112,7 @@ class Stream:
         core = self._core
         after = core.after((op,))
         if after.tickets or after.futures:
-            core.parking.submit(Op(core, "wait", None), _no_calls, line=self._line, after=after)
+            core.parking.submit(Op(core, "wait", None), no_calls, line=self._line, after=after)
 
     async def synchronize(self) -> None:
         """Wait until everything submitted here so far has ended.
@@ -208,7 +209,3 @@ def explicit_line(core: Core, stream: Stream | None) -> Timeline | None:
     if stream.is_closed:
         raise Closed(f"stream {stream.name} is closed")
     return stream._line
-
-
-def _no_calls(_: Any) -> int:
-    return 0

@@ -21,7 +21,7 @@ from streamflow.runtime.host_memory import (
     keep_alive,
 )
 from streamflow.runtime.op import Op, OpState
-from streamflow.runtime.parked import NOTHING, After, Parked
+from streamflow.runtime.parked import NOTHING, After, Parked, no_calls
 from streamflow.runtime.peers import copies_straight, end_here, relay
 from streamflow.runtime.source_watch import SourceWatch
 from streamflow.runtime.staged import StagedCopies, place_in, waits_for
@@ -91,7 +91,7 @@ class Transfers:
         elif is_direct:
             self._put_direct(host, out, submit)
         elif block is None:
-            submit(core, _no_calls)
+            submit(core, no_calls)
         else:
             np.copyto(block.view(array.shape, array.dtype), array)
             op.rare().on_retired = block.release
@@ -220,7 +220,7 @@ class Transfers:
         submit = Submission(op, line, (array._region,), regions, first, True)
         if nbytes == 0:
             op._result = np.empty(array.shape, array.dtype) if into is None else out
-            submit(core, _no_calls)
+            submit(core, no_calls)
         elif is_direct:
             assert into is not None
             self._get_direct(array, into, out, submit)
@@ -442,10 +442,6 @@ def _raise_change(watch: SourceWatch, regions: Sequence[Region], seq: int) -> No
     error = watch.end()
     if error is not None:
         raise error
-
-
-def _no_calls(_: Any) -> int:
-    return 0
 
 
 def fill_pattern(value: Any, dtype: np.dtype[Any]) -> bytes | None:

@@ -464,7 +464,7 @@ EDITS = (
         "R11",
         "a lease is ordered with the ops of another event loop",
         "streamflow/memory/pinned_block.py",
-        "return self if is_here is None or is_here() else Staged(None)",
+        "return self if not self.is_leased or self.pool.is_here() else Staged(None)",
         "return self",
         "tests/integration/test_leases.py",
     ),
