@@ -472,7 +472,7 @@ EDITS = (
         "R6",
         "a cached pinned block is free when the device that uses it was left",
         "streamflow/memory/host_ops.py",
-        "if not self.is_over and not _is_left(self._ticket):",
+        "if not self.is_over and not self._ticket.is_left_behind:",
         "if not self.is_over:",
         "tests/integration/test_caching_host_ops.py",
     ),
