@@ -566,10 +566,14 @@ def test_an_array_in_a_cycle_with_who_frees_it_is_freed_once(run, open_device):
 
     async def main():
         async with open_device() as dev:
-            for _ in range(3):
-                Owner(dev.zeros(64, np.float32))
-            await dev.synchronize()
-            gc.collect()
+            gc.disable()  # not by itself, in the midst of another thread
+            try:
+                for _ in range(3):
+                    Owner(dev.zeros(64, np.float32))
+                await dev.synchronize()
+                gc.collect()
+            finally:
+                gc.enable()
             assert len(refused) == 3
             await dev.synchronize()
             assert dev.stats().memory.used_nbytes == 0
