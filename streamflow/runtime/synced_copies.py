@@ -176,8 +176,6 @@ class Copies:
             host.used_by(use, writes=to is Side.CPU)
 
         def over() -> None:
-            if use is not None:
-                host.unused_by(use)
             if self.transfer is op:
                 self.transfer = None
             error = op._error
@@ -192,7 +190,14 @@ class Copies:
                 heads.end_copy(version, is_well=False)
             then(error)
 
-        self._core.when_all_ended([op.ticket], over)
+        self._when_known(op, over)
+
+    def _when_known(self, op: Op[Any], react: Callable[[], None]) -> None:
+        """Call ``react`` once ``op`` has ended; one that was refused has, whatever its stream does."""
+        if op._error is not None:
+            react()
+        else:
+            self._core.when_all_ended([op.ticket], react)
 
     # -- jobs of the host side -----------------------------------------------------------------
 

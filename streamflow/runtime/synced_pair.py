@@ -230,7 +230,7 @@ class Pair(Copies):
         core.schedule_turn()
         if asked is Asked.PUSH:
             self._turns.leave(turn)
-            core.when_all_ended([transfer.ticket], lambda: ended(transfer._error))
+            self._when_known(transfer, lambda: ended(transfer._error))
         else:
             assert job is not None
             pulled = job

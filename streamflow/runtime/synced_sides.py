@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,10 +172,8 @@ class HostSide:
         assert self.array is not None
         self._uses[op] = self.array, writes
         self._is_zeroed &= not writes
-
-    def unused_by(self, op: Op[Any]) -> None:
-        """It has ended."""
-        self._uses.pop(op, None)
+        # One that was refused half way may still be running (rule R6).
+        self._core.when_all_ended([op.ticket], partial(self._uses.pop, op))
 
     def in_the_way(self, *, is_write: bool) -> Ticket | None:
         """A transfer that must end before the memory is read, or written, on the host."""

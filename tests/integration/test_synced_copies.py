@@ -195,6 +195,31 @@ def test_a_copy_that_failed_is_told_once_and_tried_again(run):
     run(main)
 
 
+@pytest.mark.parametrize("to_device", [True, False])
+def test_a_refused_copy_is_told_at_once_and_shared_with_nobody(run, to_device):
+    async def main():
+        async with virtual() as dev:
+            state = State.HEAD_AT_CPU if to_device else State.HEAD_AT_GPU
+            m = await in_state(dev, state, 1)
+            kind = "copy_h2d" if to_device else "copy_d2h"
+            dev.sim.fail(kind, error=Broken("copy"), sticky=False)
+            gate = dev.sim.gate("h2d" if to_device else "d2h")
+            try:
+                copied = m.push() if to_device else m.pull()
+                with anyio.fail_after(5):
+                    assert isinstance(await error_of(copied), sf.DeviceError)
+                assert m.in_flight is None
+                again = m.push() if to_device else m.pull()
+            finally:
+                gate.release()
+            await again
+            assert m.state is State.SYNCED
+            assert await contents(m) == 1
+            m.close()
+
+    run(main)
+
+
 # -- turns -------------------------------------------------------------------------------------
 
 
