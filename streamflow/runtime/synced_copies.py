@@ -138,16 +138,7 @@ class Copies:
         """A copy to the host, as soon as there is memory that nothing uses."""
         job = self._begin(is_pull=True)
 
-        def acquired(error: BaseException | None) -> None:
-            if error is None:
-                self._when_unused(job, True, submit)
-            else:
-                self._end(job, error)
-
         def submit() -> None:
-            if job.version != self.heads.version:
-                self._end(job, None)  # nobody is left who would want it
-                return
             try:
                 self.check_usable()
                 self.host.check_usable()
@@ -161,7 +152,7 @@ class Copies:
             job.submitted(op)
             self._sent(op, Side.CPU, op, partial(self._end, job))
 
-        self.host.acquire(acquired)
+        self._when_free(job, submit)
         return job
 
     def _sent(self, op: Op[Any], to: Side, use: Op[Any] | None, then: Then) -> None:
@@ -225,25 +216,39 @@ class Copies:
         """Host memory, with zeros in it where there is no data."""
         job, heads, host = self._begin(is_pull=False), self.heads, self.host
 
-        def acquired(error: BaseException | None) -> None:
-            if error is None and zeros and job.version == heads.version:
-                self._when_unused(job, True, partial(host.zero, zeroed))
-            else:
-                self._end(job, error)
-
         def zeroed(error: BaseException | None) -> None:
             if error is None and job.version == heads.version and not job.is_ended:
                 heads.settle(SyncedState.HEAD_AT_CPU)
                 host.note()
             self._end(job, error)
 
-        host.acquire(acquired)
+        if zeros:
+            self._when_free(job, partial(host.zero, zeroed))
+        else:
+            host.acquire(partial(self._end, job))
         return job
 
     def _wait_for_uses(self, is_write: bool) -> HostJob:
         job = HostJob(self.heads.version, is_pull=False)  # of this waiter alone
         self._when_unused(job, is_write, partial(job.end, None))
         return job
+
+    def _when_free(self, job: HostJob, write: Callable[[], None]) -> None:
+        """``write()`` to the host memory once there is some that nothing uses."""
+
+        def unused() -> None:
+            if job.version == self.heads.version:
+                write()
+            else:  # nobody is left who would want it; by now the memory may be another's, too
+                self._end(job, None)
+
+        def acquired(error: BaseException | None) -> None:
+            if error is None:
+                self._when_unused(job, True, unused)
+            else:
+                self._end(job, error)
+
+        self.host.acquire(acquired)
 
     def _when_unused(self, job: HostJob, is_write: bool, then: Callable[[], None]) -> None:
         """``then()`` once no transfer is in the way, unless ``job`` has ended meanwhile."""

@@ -144,7 +144,7 @@ class Pair(Copies):
             job.when_ended(wake)
             try:
                 # The caller's own memory is written: hold a cancellation back (rule R8).
-                await wait(job.is_pull and not self.host.is_owned)
+                await wait(job is self._job and not self.host.is_owned)
             finally:
                 job.forget(wake)
         if job.error is not None and job.version == self.heads.version:

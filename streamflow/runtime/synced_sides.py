@@ -178,7 +178,7 @@ class HostSide:
     def in_the_way(self, *, is_write: bool) -> Ticket | None:
         """A transfer that must end before the memory is read, or written, on the host."""
         for op, (memory, writes) in self._uses.items():
-            if (writes or is_write) and memory is self.array and not is_over(op.ticket):
+            if (writes or is_write) and _overlap(memory, self.array) and not is_over(op.ticket):
                 return op.ticket
         return None
 
@@ -363,6 +363,10 @@ def revoke(array: DeviceArray) -> None:
     memory = array._memory
     assert isinstance(memory, LentMemory)
     memory.revoke()
+
+
+def _overlap(one: Array, other: Array | None) -> bool:
+    return other is one or (other is not None and np.may_share_memory(one, other))
 
 
 def is_over(ticket: Ticket) -> bool:

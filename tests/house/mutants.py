@@ -325,8 +325,8 @@ EDITS = (
         "R6",
         "a host block is entered while a copy reads the memory",
         "streamflow/runtime/synced_sides.py",
-        "            if (writes or is_write) and memory",
-        "            if writes and memory",
+        "            if (writes or is_write) and _overlap",
+        "            if writes and _overlap",
         "tests/integration/test_synced_copies.py",
     ),
     Edit(
