@@ -262,13 +262,13 @@ class Pair(Copies):
                 "discard=True drops it"
             )
         adopt(array)
-        self._settle(side.head)
+        self.heads.settle(side.head)
         self.host.note()
 
     def discard(self) -> None:
         """See :meth:`SyncedArray.discard`."""
         self._check_idle("discard()")
-        self._settle(SyncedState.UNINITIALIZED)
+        self.heads.settle(SyncedState.UNINITIALIZED)
 
     def close(self) -> None:
         """See :meth:`SyncedArray.close`."""
@@ -278,16 +278,11 @@ class Pair(Copies):
         if self._turns.is_busy:
             raise RuntimeError(f"close(): {self!r} is in a block: leave it first")
         self._is_closed = True
-        self._settle(SyncedState.UNINITIALIZED)
+        self.heads.settle(SyncedState.UNINITIALIZED)
         self.host.forget()
         self.device.forget()
 
     # -- writes ------------------------------------------------------------------------------
-
-    def begin_write(self, side: Side) -> None:
-        """A block begins to write ``side``."""
-        self.heads.begin_write(side)
-        self.transfer = None
 
     def fail_write(self, side: Side, error: BaseException, origin: Origin) -> None:
         """The body of a block that writes ``side`` raised ``error``."""

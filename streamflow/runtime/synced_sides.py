@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import Context
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,7 +56,6 @@ class HostSide:
         # Transfers in flight, each with the memory it uses and whether it writes there.
         self._uses: dict[Op[Any], tuple[Array, bool]] = {}
         self._noted: int | None = None
-        self._is_zeroed = False
         self._generation = 0  # what was asked for in an older one comes too late
         self.array: Array | None = None
         self.is_owned = True
@@ -98,8 +96,7 @@ class HostSide:
         then(None)
 
     def _take_pageable(self) -> None:
-        self.array = np.zeros(self._shape, self._dtype)  # no page is touched before its use
-        self._is_zeroed = True
+        self.array = np.empty(self._shape, self._dtype)
 
     def _take(self, block: PinnedBlock) -> None:
         # As a result is: a view kept too long keeps the block from going to somebody else.
@@ -110,9 +107,6 @@ class HostSide:
         """Write zeros; on a worker thread where that takes long (rule R1)."""
         array = self.array
         assert array is not None
-        if self._is_zeroed:
-            then(None)
-            return
 
         def zero() -> None:
             array[...] = np.zeros((), array.dtype)
@@ -143,7 +137,7 @@ class HostSide:
     def forget(self) -> None:
         """Let go of the memory; transfers in flight hold on to it themselves (rule R6)."""
         self.array, self.is_owned, self.is_pinned = None, True, False
-        self._noted, self._is_zeroed = None, False
+        self._noted = None
         self._generation += 1
 
     def check_adoptable(self, data: Any) -> Array:
@@ -171,9 +165,11 @@ class HostSide:
         """A transfer in flight reads or writes the memory that there is now."""
         assert self.array is not None
         self._uses[op] = self.array, writes
-        self._is_zeroed &= not writes
-        # One that was refused half way may still be running (rule R6).
-        self._core.when_all_ended([op.ticket], partial(self._uses.pop, op))
+
+        def over() -> None:
+            del self._uses[op]
+
+        self._core.when_all_ended([op.ticket], over)  # a refused one may be running still (R6)
 
     def in_the_way(self, *, is_write: bool) -> Ticket | None:
         """A transfer that must end before the memory is read, or written, on the host."""
@@ -190,7 +186,7 @@ class HostSide:
         view = self.array.view()
         view.flags.writeable = is_write
         if is_write:
-            self._noted, self._is_zeroed = None, False
+            self._noted = None
         return view
 
     def note(self) -> None:
@@ -228,11 +224,6 @@ class LentMemory(Allocation):
 
     def __del__(self) -> None:
         pass  # the owner's affair
-
-    def revoke(self) -> None:
-        """Refuse every use from now on."""
-        self.is_freed = True
-        self._owner = None
 
 
 class DeviceSide:
@@ -362,7 +353,7 @@ def revoke(array: DeviceArray) -> None:
     """Refuse every use of what :meth:`DeviceSide.lend` gave out, and of its views."""
     memory = array._memory
     assert isinstance(memory, LentMemory)
-    memory.revoke()
+    memory.is_freed, memory._owner = True, None
 
 
 def _overlap(one: Array, other: Array | None) -> bool:
