@@ -212,7 +212,7 @@ class HostSide:
 class LentMemory(Allocation):
     """A device allocation as one block may use it: until the block is left, and never to free."""
 
-    __slots__ = ("_owner",)
+    __slots__ = ()
 
     gone = "was lent by SyncedArray.device(), whose block has been left: enter it again"
     is_lent = True
@@ -220,7 +220,6 @@ class LentMemory(Allocation):
     def __init__(self, owner: Allocation) -> None:
         super().__init__(owner.core, owner.address, owner.nbytes, owner.op, owner.home)
         self.root = owner.root
-        self._owner: Allocation | None = owner
 
     def __del__(self) -> None:
         pass  # the owner's affair
@@ -318,16 +317,14 @@ class DeviceSide:
     def overwrite(self, context: Context) -> None:
         """What was written before matters to nobody: not if it has failed, either (rule R9)."""
         array = self.acquire(context)
-        region = array._region
-        writes = (region.last_write, *(other.last_write for other in region.overlapping))
-        if all(ticket.failure is None and ticket.is_passed for ticket in writes):
+        if all(ticket.failure is None and ticket.is_passed for ticket in self._last_writes()):
             return
         op: Op[None] = context.run(Op, self._core, "overwrite", None)
         self._core.parking.submit(
             op,
             lambda _: 0,
             line=self._core.picker(op),
-            writes=(region,),
+            writes=(array._region,),
             is_overwrite=array.is_whole_region,
         )
         self.note()
@@ -344,16 +341,19 @@ class DeviceSide:
     def _last_write(self) -> Ticket | None:
         if self.array is None:
             return None
+        return max(self._last_writes(), key=lambda ticket: ticket.seq)
+
+    def _last_writes(self) -> list[Ticket]:
+        assert self.array is not None
         region = self.array._region
-        writes = (region.last_write, *(other.last_write for other in region.overlapping))
-        return max(writes, key=lambda ticket: ticket.seq)
+        return [region.last_write, *(other.last_write for other in region.overlapping)]
 
 
 def revoke(array: DeviceArray) -> None:
     """Refuse every use of what :meth:`DeviceSide.lend` gave out, and of its views."""
     memory = array._memory
     assert isinstance(memory, LentMemory)
-    memory.is_freed, memory._owner = True, None
+    memory.is_freed = True
 
 
 def _overlap(one: Array, other: Array | None) -> bool:
