@@ -56,16 +56,13 @@ class Pair(Copies):
         self.waits: dict[Turn, Wait] = {}
         dev._core.waiting.pairs[next_seq()] = self
 
-    # -- checks ----------------------------------------------------------------------------
+    # -- turns -----------------------------------------------------------------------------
 
     def _check_idle(self, what: str) -> None:
-        self.check_usable()
         if self._turns.is_busy:
             raise RuntimeError(
                 f"{what}: {self!r} is in a block, or a copy waits to begin: leave the block first"
             )
-
-    # -- turns -----------------------------------------------------------------------------
 
     def _ask(self, is_write: bool) -> Turn:
         task = self._core.shell.task()
@@ -248,6 +245,7 @@ class Pair(Copies):
 
     def adopt(self, data: Any, discard: bool) -> None:
         """See :meth:`SyncedArray.adopt`."""
+        self.check_usable()
         self._check_idle("adopt()")
         if isinstance(data, DeviceArray):
             array: Any = self.device.check_adoptable(data)
@@ -267,6 +265,7 @@ class Pair(Copies):
 
     def discard(self) -> None:
         """See :meth:`SyncedArray.discard`."""
+        self.check_usable()
         self._check_idle("discard()")
         self.heads.settle(SyncedState.UNINITIALIZED)
 
@@ -275,8 +274,7 @@ class Pair(Copies):
         self._core.check_here()
         if self._is_closed:
             return
-        if self._turns.is_busy:
-            raise RuntimeError(f"close(): {self!r} is in a block: leave it first")
+        self._check_idle("close()")
         self._is_closed = True
         self.heads.settle(SyncedState.UNINITIALIZED)
         self.host.forget()
