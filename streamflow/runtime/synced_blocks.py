@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -18,11 +18,13 @@ from streamflow.scheduler.turns import Turn
 __all__ = ["DeviceBlock", "HostBlock", "Write"]
 
 Write = bool | Literal["all"]
+Lent = TypeVar("Lent")
 
 
-class _Block:
+class _Block(Generic[Lent]):
     """One use of one side; entered once."""
 
+    _side: ClassVar[Side]
     _asked: ClassVar[dict[object, Asked]]
 
     def __init__(self, pair: Pair, write: Write) -> None:
@@ -35,91 +37,19 @@ class _Block:
         self._turn: Turn | None = None
         self._origin = user_instruction()
 
-    async def _take_turn(self) -> None:
+    async def __aenter__(self) -> Lent:
         if self._turn is not None:
             raise RuntimeError("a block is entered once: call host() or device() again")
-        self._turn = await self._pair.take_turn(self._what, self._is_write, self._origin)
-
-    def _may_leave(self, kind: type[BaseException] | None) -> bool:
-        """False for a finaliser after the loop has ended, which can wake nobody (C12)."""
-        is_here = self._pair.is_here()
-        if not is_here and kind is not GeneratorExit:
-            self._pair.check_here()
-        return is_here
-
-    def _leave(self) -> None:
-        assert self._turn is not None
-        self._pair.leave(self._turn)
-
-
-class HostBlock(_Block):
-    """``async with m.host()``."""
-
-    _asked: ClassVar[dict[object, Asked]] = {
-        False: Asked.READ_HOST,
-        True: Asked.WRITE_HOST,
-        "all": Asked.WRITE_ALL_HOST,
-    }
-
-    async def __aenter__(self) -> np.ndarray[Any, Any]:
-        await self._take_turn()
         pair, outer = self._pair, sys.exception()
         try:
-            await pair.settle_host(self._what, self._is_write, self._origin)
+            self._turn = await pair.take_turn(self._what, self._is_write, self._origin)
+            await self._settle()
             if self._is_write:
-                pair.begin_write(Side.CPU)
-            self._view = pair.host.lend(is_write=self._is_write)
+                pair.heads.begin_write(self._side)
+            self._lent = self._lend()
         except BaseException as error:
-            self._leave()
-            error = _without_frames(error, outer)
-            try:
-                raise error
-            finally:
-                del error, outer, pair, self
-        return self._view
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        pair = self._pair
-        self._view.flags.writeable = False
-        if not self._may_leave(kind):
-            return
-        try:
-            if not self._is_write:
-                if error is None:
-                    pair.host.check_unchanged(pair)
-            elif error is None:
-                pair.host.note()
-                pair.heads.end_write(Side.CPU)
-            else:
-                pair.fail_write(Side.CPU, error, self._origin)
-        finally:
-            self._leave()
-
-
-class DeviceBlock(_Block):
-    """``async with m.device()``."""
-
-    _asked: ClassVar[dict[object, Asked]] = {
-        False: Asked.READ_DEVICE,
-        True: Asked.WRITE_DEVICE,
-        "all": Asked.WRITE_ALL_DEVICE,
-    }
-
-    async def __aenter__(self) -> DeviceArray:
-        await self._take_turn()
-        pair, outer = self._pair, sys.exception()
-        try:
-            pair.settle_device(self._what, self._origin)
-            if self._is_write:
-                pair.begin_write(Side.GPU)
-            self._lent = pair.device.lend()
-        except BaseException as error:
-            self._leave()
+            if self._turn is not None:
+                pair.leave(self._turn)
             error = _without_frames(error, outer)
             try:
                 raise error
@@ -133,31 +63,91 @@ class DeviceBlock(_Block):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        pair = self._pair
-        if not self._may_leave(kind):
+        core = self._pair._core
+        if not core.is_here():
+            if kind is not GeneratorExit:  # a finaliser after the loop has ended (C12)
+                core.check_here()
             return
+        assert self._turn is not None
+        try:
+            self._end(error)
+        finally:
+            self._pair.leave(self._turn)
+
+    async def _settle(self) -> None:
+        """Have the side up to date."""
+        raise NotImplementedError
+
+    def _lend(self) -> Lent:
+        """What the block gives."""
+        raise NotImplementedError
+
+    def _end(self, error: BaseException | None) -> None:
+        """Take that back, and see what has become of the data."""
+        raise NotImplementedError
+
+
+class HostBlock(_Block["np.ndarray[Any, Any]"]):
+    """``async with m.host()``."""
+
+    _side = Side.CPU
+    _asked: ClassVar[dict[object, Asked]] = {
+        False: Asked.READ_HOST,
+        True: Asked.WRITE_HOST,
+        "all": Asked.WRITE_ALL_HOST,
+    }
+
+    async def _settle(self) -> None:
+        await self._pair.settle_host(self._what, self._is_write, self._origin)
+
+    def _lend(self) -> np.ndarray[Any, Any]:
+        return self._pair.host.lend(is_write=self._is_write)
+
+    def _end(self, error: BaseException | None) -> None:
+        pair = self._pair
+        self._lent.flags.writeable = False
+        if not self._is_write:
+            if error is None:
+                pair.host.check_unchanged(pair)
+        elif error is None:
+            pair.host.note()
+            pair.heads.end_write(Side.CPU)
+        else:
+            pair.fail_write(Side.CPU, error, self._origin)
+
+
+class DeviceBlock(_Block[DeviceArray]):
+    """``async with m.device()``."""
+
+    _side = Side.GPU
+    _asked: ClassVar[dict[object, Asked]] = {
+        False: Asked.READ_DEVICE,
+        True: Asked.WRITE_DEVICE,
+        "all": Asked.WRITE_ALL_DEVICE,
+    }
+
+    async def _settle(self) -> None:
+        self._pair.settle_device(self._what, self._origin)
+
+    def _lend(self) -> DeviceArray:
+        return self._pair.device.lend()
+
+    def _end(self, error: BaseException | None) -> None:
+        pair = self._pair
         revoke(self._lent)
         is_touched = pair.device.is_touched()
         pair.device.note()
-        try:
-            if self._is_write and error is None:
-                pair.heads.end_write(Side.GPU)
-            elif is_touched:
-                self._tell_touched(error)
-        finally:
-            self._leave()
-
-    def _tell_touched(self, error: BaseException | None) -> None:
-        pair = self._pair
-        if self._is_write:
+        if self._is_write and error is None:
+            pair.heads.end_write(Side.GPU)
+        elif is_touched and self._is_write:
             assert error is not None
             pair.fail_write(Side.GPU, error, self._origin)
-        elif pair.device.has_all_of_its_hazards:
+        elif is_touched and pair.device.has_all_of_its_hazards:
             wrong = RuntimeError(
                 f"{pair!r} was written on the device in a block that reads it: use "
                 "device(write=True)"
             )
-            pair.begin_write(Side.GPU)
+            pair.heads.begin_write(Side.GPU)
             pair.fail_write(Side.GPU, wrong, self._origin)
             if error is None:
                 raise wrong

@@ -36,8 +36,6 @@ class Copies:
     heads : Heads
     host : HostSide
     device : DeviceSide
-    transfer : Op or None
-        The copy of the present data that is under way.
     """
 
     def __init__(
@@ -55,17 +53,8 @@ class Copies:
         self.heads = Heads()
         self.host = HostSide(core, shape, size, dtype, origin)
         self.device = DeviceSide(dev, shape, dtype, origin)
-        self.transfer: Op[Any] | None = None
         self._job: HostJob | None = None
         self._is_closed = False
-
-    def is_here(self) -> bool:
-        """Whether the caller runs on the device's loop."""
-        return self._core.is_here()
-
-    def check_here(self) -> None:
-        """Raise unless the caller runs on the device's loop."""
-        self._core.check_here()
 
     def check_usable(self) -> None:
         """Raise unless the array may be used here and now."""
@@ -105,10 +94,6 @@ class Copies:
         error.__cause__ = cause
         return error
 
-    def _settle(self, state: SyncedState) -> None:
-        self.heads.settle(state)
-        self.transfer = None
-
     def _context(self, origin: tuple[CodeType, int]) -> Context:
         """Where to submit on somebody's behalf: the caller's streams, none of its scopes."""
         context = copy_context()
@@ -120,9 +105,9 @@ class Copies:
 
     def _push(self, context: Context, stream: Stream | None) -> Op[Any]:
         """A copy to the device: the one under way if there is one."""
-        if self.heads.copying_to is Side.GPU:
-            assert self.transfer is not None
-            return self.transfer
+        under_way: Op[Any] | None = self.heads.copy
+        if under_way is not None:
+            return under_way
         host = self.host
         host.check_usable()
         host.check_unchanged(self)
@@ -131,23 +116,14 @@ class Copies:
         _, op = context.run(self._dev._transfers.put, host.array, array, stream, ())
         self.device.note()
         # The copy may be done with the host memory before it has ended, or already.
-        self._sent(op, Side.GPU, array._staged, _do_nothing)
+        self._sent(op, Side.GPU, array._staged)
         return op
 
     def _pull(self, context: Context, stream: Stream | None) -> HostJob:
         """A copy to the host, as soon as there is memory that nothing uses."""
         job = self._begin(is_pull=True)
 
-        def acquired(error: BaseException | None) -> None:
-            if error is None:
-                self._when_unused(job, True, submit)
-            else:
-                self._end(job, error)
-
         def submit() -> None:
-            if job.version != self.heads.version:
-                self._end(job, None)  # nobody is left who would want it
-                return
             try:
                 self.check_usable()
                 self.host.check_usable()
@@ -161,38 +137,39 @@ class Copies:
             job.submitted(op)
             self._sent(op, Side.CPU, op, partial(self._end, job))
 
-        self.host.acquire(acquired)
+        self._when_free(job, submit)
         return job
 
-    def _sent(self, op: Op[Any], to: Side, use: Op[Any] | None, then: Then) -> None:
+    def _sent(self, op: Op[Any], to: Side, use: Op[Any] | None, then: Then | None = None) -> None:
         """``op`` copies the present data ``to`` a side, which it has once that has ended.
 
         ``use`` needs the host memory until it has ended.
         """
         heads, host = self.heads, self.host
-        version = heads.begin_copy(to)
-        self.transfer = op
+        heads.begin_copy(op)
         if use is not None:
             host.used_by(use, writes=to is Side.CPU)
 
         def over() -> None:
-            if use is not None:
-                host.unused_by(use)
-            if self.transfer is op:
-                self.transfer = None
             error = op._error
-            if error is None and version == heads.version:
-                # What it has copied may be wrong: work that fails as it runs fails no copy that
-                # was submitted by then.
-                if to is Side.CPU and self.look_at_state(looks=True) is SyncedState.POISONED:
-                    error = self._poisoned()
-                elif heads.end_copy(version, is_well=True) and to is Side.CPU:
-                    host.note()
-            else:
-                heads.end_copy(version, is_well=False)
-            then(error)
+            is_pulled = error is None and heads.copy is op and to is Side.CPU
+            # What it has copied may be wrong: work that fails as it runs fails no copy that was
+            # submitted by then.
+            if is_pulled and self.look_at_state(looks=True) is SyncedState.POISONED:
+                error = self._poisoned()
+            if heads.end_copy(op, is_well=error is None) and to is Side.CPU:
+                host.note()
+            if then is not None:
+                then(error)
 
-        self._core.when_all_ended([op.ticket], over)
+        self._when_known(op, over)
+
+    def _when_known(self, op: Op[Any], react: Callable[[], None]) -> None:
+        """Call ``react`` once ``op`` has ended; a refused one has, whatever runs."""
+        if op._error is not None:
+            react()
+        else:
+            self._core.when_all_ended([op.ticket], react)
 
     # -- jobs of the host side -----------------------------------------------------------------
 
@@ -220,25 +197,39 @@ class Copies:
         """Host memory, with zeros in it where there is no data."""
         job, heads, host = self._begin(is_pull=False), self.heads, self.host
 
-        def acquired(error: BaseException | None) -> None:
-            if error is None and zeros and job.version == heads.version:
-                self._when_unused(job, True, partial(host.zero, zeroed))
-            else:
-                self._end(job, error)
-
         def zeroed(error: BaseException | None) -> None:
             if error is None and job.version == heads.version and not job.is_ended:
                 heads.settle(SyncedState.HEAD_AT_CPU)
                 host.note()
             self._end(job, error)
 
-        host.acquire(acquired)
+        if zeros:
+            self._when_free(job, partial(host.zero, zeroed))
+        else:
+            host.acquire(partial(self._end, job))
         return job
 
     def _wait_for_uses(self, is_write: bool) -> HostJob:
         job = HostJob(self.heads.version, is_pull=False)  # of this waiter alone
         self._when_unused(job, is_write, partial(job.end, None))
         return job
+
+    def _when_free(self, job: HostJob, write: Callable[[], None]) -> None:
+        """``write()`` to the host memory once there is some that nothing uses."""
+
+        def unused() -> None:
+            if job.version == self.heads.version:
+                write()
+            else:  # nobody is left who would want it; by now the memory may be another's, too
+                self._end(job, None)
+
+        def acquired(error: BaseException | None) -> None:
+            if error is None:
+                self._when_unused(job, True, unused)
+            else:
+                self._end(job, error)
+
+        self.host.acquire(acquired)
 
     def _when_unused(self, job: HostJob, is_write: bool, then: Callable[[], None]) -> None:
         """``then()`` once no transfer is in the way, unless ``job`` has ended meanwhile."""
@@ -253,7 +244,3 @@ class Copies:
 
     def __repr__(self) -> str:
         return f"<{self._what}: {'closed' if self._is_closed else self.heads.state.value}>"
-
-
-def _do_nothing(_: BaseException | None) -> None:
-    return

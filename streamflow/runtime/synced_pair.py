@@ -56,16 +56,13 @@ class Pair(Copies):
         self.waits: dict[Turn, Wait] = {}
         dev._core.waiting.pairs[next_seq()] = self
 
-    # -- checks ----------------------------------------------------------------------------
+    # -- turns -----------------------------------------------------------------------------
 
     def _check_idle(self, what: str) -> None:
-        self.check_usable()
         if self._turns.is_busy:
             raise RuntimeError(
                 f"{what}: {self!r} is in a block, or a copy waits to begin: leave the block first"
             )
-
-    # -- turns -----------------------------------------------------------------------------
 
     def _ask(self, is_write: bool) -> Turn:
         task = self._core.shell.task()
@@ -144,7 +141,7 @@ class Pair(Copies):
             job.when_ended(wake)
             try:
                 # The caller's own memory is written: hold a cancellation back (rule R8).
-                await wait(job.is_pull and not self.host.is_owned)
+                await wait(job is self._job and not self.host.is_owned)
             finally:
                 job.forget(wake)
         if job.error is not None and job.version == self.heads.version:
@@ -230,7 +227,7 @@ class Pair(Copies):
         core.schedule_turn()
         if asked is Asked.PUSH:
             self._turns.leave(turn)
-            core.when_all_ended([transfer.ticket], lambda: ended(transfer._error))
+            self._when_known(transfer, lambda: ended(transfer._error))
         else:
             assert job is not None
             pulled = job
@@ -248,6 +245,7 @@ class Pair(Copies):
 
     def adopt(self, data: Any, discard: bool) -> None:
         """See :meth:`SyncedArray.adopt`."""
+        self.check_usable()
         self._check_idle("adopt()")
         if isinstance(data, DeviceArray):
             array: Any = self.device.check_adoptable(data)
@@ -262,32 +260,27 @@ class Pair(Copies):
                 "discard=True drops it"
             )
         adopt(array)
-        self._settle(side.head)
+        self.heads.settle(side.head)
         self.host.note()
 
     def discard(self) -> None:
         """See :meth:`SyncedArray.discard`."""
+        self.check_usable()
         self._check_idle("discard()")
-        self._settle(SyncedState.UNINITIALIZED)
+        self.heads.settle(SyncedState.UNINITIALIZED)
 
     def close(self) -> None:
         """See :meth:`SyncedArray.close`."""
         self._core.check_here()
         if self._is_closed:
             return
-        if self._turns.is_busy:
-            raise RuntimeError(f"close(): {self!r} is in a block: leave it first")
+        self._check_idle("close()")
         self._is_closed = True
-        self._settle(SyncedState.UNINITIALIZED)
+        self.heads.settle(SyncedState.UNINITIALIZED)
         self.host.forget()
         self.device.forget()
 
     # -- writes ------------------------------------------------------------------------------
-
-    def begin_write(self, side: Side) -> None:
-        """A block begins to write ``side``."""
-        self.heads.begin_write(side)
-        self.transfer = None
 
     def fail_write(self, side: Side, error: BaseException, origin: Origin) -> None:
         """The body of a block that writes ``side`` raised ``error``."""

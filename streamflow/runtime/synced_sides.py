@@ -56,7 +56,6 @@ class HostSide:
         # Transfers in flight, each with the memory it uses and whether it writes there.
         self._uses: dict[Op[Any], tuple[Array, bool]] = {}
         self._noted: int | None = None
-        self._is_zeroed = False
         self._generation = 0  # what was asked for in an older one comes too late
         self.array: Array | None = None
         self.is_owned = True
@@ -97,8 +96,7 @@ class HostSide:
         then(None)
 
     def _take_pageable(self) -> None:
-        self.array = np.zeros(self._shape, self._dtype)  # no page is touched before its use
-        self._is_zeroed = True
+        self.array = np.empty(self._shape, self._dtype)
 
     def _take(self, block: PinnedBlock) -> None:
         # As a result is: a view kept too long keeps the block from going to somebody else.
@@ -109,9 +107,6 @@ class HostSide:
         """Write zeros; on a worker thread where that takes long (rule R1)."""
         array = self.array
         assert array is not None
-        if self._is_zeroed:
-            then(None)
-            return
 
         def zero() -> None:
             array[...] = np.zeros((), array.dtype)
@@ -142,7 +137,7 @@ class HostSide:
     def forget(self) -> None:
         """Let go of the memory; transfers in flight hold on to it themselves (rule R6)."""
         self.array, self.is_owned, self.is_pinned = None, True, False
-        self._noted, self._is_zeroed = None, False
+        self._noted = None
         self._generation += 1
 
     def check_adoptable(self, data: Any) -> Array:
@@ -170,16 +165,16 @@ class HostSide:
         """A transfer in flight reads or writes the memory that there is now."""
         assert self.array is not None
         self._uses[op] = self.array, writes
-        self._is_zeroed &= not writes
 
-    def unused_by(self, op: Op[Any]) -> None:
-        """It has ended."""
-        self._uses.pop(op, None)
+        def over() -> None:
+            del self._uses[op]
+
+        self._core.when_all_ended([op.ticket], over)  # a refused one may be running still (R6)
 
     def in_the_way(self, *, is_write: bool) -> Ticket | None:
         """A transfer that must end before the memory is read, or written, on the host."""
         for op, (memory, writes) in self._uses.items():
-            if (writes or is_write) and memory is self.array and not is_over(op.ticket):
+            if (writes or is_write) and _overlap(memory, self.array) and not is_over(op.ticket):
                 return op.ticket
         return None
 
@@ -191,7 +186,7 @@ class HostSide:
         view = self.array.view()
         view.flags.writeable = is_write
         if is_write:
-            self._noted, self._is_zeroed = None, False
+            self._noted = None
         return view
 
     def note(self) -> None:
@@ -217,7 +212,7 @@ class HostSide:
 class LentMemory(Allocation):
     """A device allocation as one block may use it: until the block is left, and never to free."""
 
-    __slots__ = ("_owner",)
+    __slots__ = ()
 
     gone = "was lent by SyncedArray.device(), whose block has been left: enter it again"
     is_lent = True
@@ -225,15 +220,9 @@ class LentMemory(Allocation):
     def __init__(self, owner: Allocation) -> None:
         super().__init__(owner.core, owner.address, owner.nbytes, owner.op, owner.home)
         self.root = owner.root
-        self._owner: Allocation | None = owner
 
     def __del__(self) -> None:
         pass  # the owner's affair
-
-    def revoke(self) -> None:
-        """Refuse every use from now on."""
-        self.is_freed = True
-        self._owner = None
 
 
 class DeviceSide:
@@ -328,16 +317,14 @@ class DeviceSide:
     def overwrite(self, context: Context) -> None:
         """What was written before matters to nobody: not if it has failed, either (rule R9)."""
         array = self.acquire(context)
-        region = array._region
-        writes = (region.last_write, *(other.last_write for other in region.overlapping))
-        if all(ticket.failure is None and ticket.is_passed for ticket in writes):
+        if all(ticket.failure is None and ticket.is_passed for ticket in self._last_writes()):
             return
         op: Op[None] = context.run(Op, self._core, "overwrite", None)
         self._core.parking.submit(
             op,
             lambda _: 0,
             line=self._core.picker(op),
-            writes=(region,),
+            writes=(array._region,),
             is_overwrite=array.is_whole_region,
         )
         self.note()
@@ -354,16 +341,23 @@ class DeviceSide:
     def _last_write(self) -> Ticket | None:
         if self.array is None:
             return None
+        return max(self._last_writes(), key=lambda ticket: ticket.seq)
+
+    def _last_writes(self) -> list[Ticket]:
+        assert self.array is not None
         region = self.array._region
-        writes = (region.last_write, *(other.last_write for other in region.overlapping))
-        return max(writes, key=lambda ticket: ticket.seq)
+        return [region.last_write, *(other.last_write for other in region.overlapping)]
 
 
 def revoke(array: DeviceArray) -> None:
     """Refuse every use of what :meth:`DeviceSide.lend` gave out, and of its views."""
     memory = array._memory
     assert isinstance(memory, LentMemory)
-    memory.revoke()
+    memory.is_freed = True
+
+
+def _overlap(one: Array, other: Array | None) -> bool:
+    return other is one or (other is not None and np.may_share_memory(one, other))
 
 
 def is_over(ticket: Ticket) -> bool:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 __all__ = ["TABLE", "Asked", "Cell", "Heads", "Side", "Step", "SyncedState"]
 
@@ -126,20 +126,20 @@ class Heads:
     ----------
     state : SyncedState
     version : int
-        Goes up whenever the data changes or is given up: a copy that was begun for an older
-        version changes nothing when it ends.
-    copying_to : Side or None
-        Where a copy of this version is on its way to.
+        Goes up whenever the data changes or is given up.
+    copy : object or None
+        The copy of this data that is under way: one that was begun for older data is for nobody
+        any more, and changes nothing when it ends.
     cause : BaseException or None
         What poisoned it.
     """
 
-    __slots__ = ("cause", "copying_to", "state", "version")
+    __slots__ = ("cause", "copy", "state", "version")
 
     def __init__(self) -> None:
         self.state = SyncedState.UNINITIALIZED
         self.version = 0
-        self.copying_to: Side | None = None
+        self.copy: Any = None
         self.cause: BaseException | None = None
 
     def look(self, asked: Asked) -> Cell:
@@ -153,11 +153,11 @@ class Heads:
     # -- data ------------------------------------------------------------------------------
 
     def settle(self, state: SyncedState, cause: BaseException | None = None) -> None:
-        """New data, or none: what is under way is for nobody any more."""
+        """New data, or none."""
         self.state = state
         self.cause = cause
         self.version += 1
-        self.copying_to = None
+        self.copy = None
 
     def begin_write(self, side: Side) -> None:
         """Somebody may change ``side`` from here on: only the other one can be relied upon."""
@@ -175,17 +175,16 @@ class Heads:
 
     # -- copies ----------------------------------------------------------------------------
 
-    def begin_copy(self, to: Side) -> int:
-        """A copy sets out; returns what :meth:`end_copy` takes."""
-        assert self.state is to.other.head
-        self.copying_to = to
-        return self.version
+    def begin_copy(self, copy: object) -> None:
+        """It sets out for the side that lacks the data."""
+        assert self.state in (SyncedState.HEAD_AT_CPU, SyncedState.HEAD_AT_GPU)
+        self.copy = copy
 
-    def end_copy(self, version: int, *, is_well: bool) -> bool:
+    def end_copy(self, copy: object, *, is_well: bool) -> bool:
         """It has completed, or failed. True if both sides are in step now."""
-        if version != self.version:
+        if copy is not self.copy:
             return False
-        self.copying_to = None
+        self.copy = None
         if is_well:
             self.state = SyncedState.SYNCED  # the data is the same: no new version
         return is_well

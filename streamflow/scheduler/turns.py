@@ -19,12 +19,11 @@ class Turn:
         Why it never will be granted.
     """
 
-    __slots__ = ("error", "has_left", "is_held", "is_write", "on_granted")
+    __slots__ = ("error", "is_held", "is_write", "on_granted")
 
     def __init__(self, is_write: bool) -> None:
         self.is_write = is_write
         self.is_held = False
-        self.has_left = False
         self.on_granted: Callable[[], None] | None = None
         self.error: BaseException | None = None
 
@@ -68,7 +67,6 @@ class Turns:
 
     def leave(self, turn: Turn) -> None:
         """Give ``turn`` up, granted or not; the next ones get theirs. Twice is harmless."""
-        turn.has_left = True
         turn.on_granted = None
         was_known = turn in self._held or turn in self._waiting
         self._held.pop(turn, None)

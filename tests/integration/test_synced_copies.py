@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import anyio
 import anyio.lowlevel
@@ -195,6 +196,31 @@ def test_a_copy_that_failed_is_told_once_and_tried_again(run):
     run(main)
 
 
+@pytest.mark.parametrize("to_device", [True, False])
+def test_a_refused_copy_is_told_at_once_and_shared_with_nobody(run, to_device):
+    async def main():
+        async with virtual() as dev:
+            state = State.HEAD_AT_CPU if to_device else State.HEAD_AT_GPU
+            m = await in_state(dev, state, 1)
+            kind = "copy_h2d" if to_device else "copy_d2h"
+            dev.sim.fail(kind, error=Broken("copy"), sticky=False)
+            gate = dev.sim.gate("h2d" if to_device else "d2h")
+            try:
+                copied = m.push() if to_device else m.pull()
+                with anyio.fail_after(5):
+                    assert isinstance(await error_of(copied), sf.DeviceError)
+                assert m.in_flight is None
+                again = m.push() if to_device else m.pull()
+            finally:
+                gate.release()
+            await again
+            assert m.state is State.SYNCED
+            assert await contents(m) == 1
+            m.close()
+
+    run(main)
+
+
 # -- turns -------------------------------------------------------------------------------------
 
 
@@ -375,6 +401,89 @@ def test_a_small_copy_holds_up_no_host_writer(run):
             gate.release()
             await pushed
             assert (await got == 2).all()
+            m.close()
+
+    run(main)
+
+
+def test_zeros_that_come_too_late_leave_an_adopted_array_alone(run):
+    async def main():
+        async with virtual() as dev:
+            m = await in_state(dev, State.HEAD_AT_CPU, 1, shape=LARGE)
+            gate = dev.sim.gate("h2d")
+            pushed = m.push()
+            m.discard()
+            async with anyio.create_task_group() as group:
+                group.start_soon(contents, m)  # zeros, once the copy has read the memory
+                await until(lambda: m._pair._job is not None)
+                group.cancel_scope.cancel()
+            mine = np.full(LARGE, 7, np.float32)
+            m.adopt(mine)
+            gate.release()
+            await pushed
+            assert await contents(m) == 7
+            assert (mine == 7).all()
+            m.close()
+
+    run(main)
+
+
+def test_r8_zeros_into_the_callers_own_memory_outlast_a_cancellation(run):
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(np.ndarray):
+        def __setitem__(self, key, value):
+            begun.set()
+            go_on.wait(10)
+            super().__setitem__(key, value)
+
+    async def main():
+        async with virtual() as dev:
+            m = sf.SyncedArray(dev, LARGE, np.float32)
+            mine = np.ones(LARGE, np.float32)
+            m.adopt(mine)
+            m.discard()
+            m._pair.host.array = mine.view(Slow)
+            left = []
+
+            async def read():
+                try:
+                    await contents(m)
+                finally:
+                    left.append((mine == 0).all())
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(read)
+                await until(begun.is_set)
+                group.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await turns()
+                assert not left
+                go_on.set()
+            assert left == [True]
+            m.close()
+
+    run(main)
+
+
+def test_an_array_that_is_adopted_again_as_another_view_is_still_being_read(run):
+    async def main():
+        async with virtual() as dev, dev.pinned.lease(LARGE * 4) as lease:
+            mine = lease.array((LARGE,), np.float32)
+            mine[:] = 1
+            m = sf.SyncedArray(dev, LARGE, np.float32)
+            m.adopt(mine)
+            gate = dev.sim.gate("h2d")
+            pushed = m.push()
+            m.discard()
+            m.adopt(mine.reshape(2, -1))
+            async with anyio.create_task_group() as group:
+                group.start_soon(fill_host, m, 2)
+                await turns()
+                assert (mine == 1).all()
+                gate.release()
+            await pushed
+            assert (mine == 2).all()
             m.close()
 
     run(main)

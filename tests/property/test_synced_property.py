@@ -10,7 +10,7 @@ import anyio
 import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 import streamflow as sf
@@ -92,6 +92,8 @@ class Model:
             return True
         if to in self.failing:
             self.failing.remove(to)
+            # Nobody shares it, but its stream has to pass it before the memory is written.
+            self.flights.append(Flight(to, -1, self.host, self.device))
             return False
         self.flights.append(Flight(to, self.version, self.host, self.device))
         return True
@@ -132,7 +134,7 @@ class Driver:
 
     async def until(self, is_so: Any) -> None:
         """Worker threads take their time."""
-        with anyio.move_on_after(10):
+        with anyio.move_on_after(5):
             while not is_so():
                 await checkpoint()
 
@@ -165,7 +167,7 @@ class Driver:
                     return None
                 self.release()
             await self.until(lambda: outcome)
-        assert outcome
+            assert outcome  # here: else the group would wait for it without end
         return outcome[0]
 
     # -- steps -------------------------------------------------------------------------
@@ -186,7 +188,8 @@ class Driver:
         else:
             is_held = False
         model.advance()
-        is_held |= model.holds_up_host(bool(write) or cell.step is Step.ZEROS)
+        if copies_well:
+            is_held |= model.holds_up_host(bool(write) or cell.step is Step.ZEROS)
         if cell.step is Step.RAISE:
             is_held = False
 
@@ -378,6 +381,8 @@ STEPS = st.lists(
 @settings(
     max_examples=40,
     deadline=None,
+    # A run that waits in vain takes seconds: shrinking it would take too long.
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(steps=STEPS, shape=st.sampled_from([(5,), (), (0,), (2, 3), (20_000,)]))
@@ -388,9 +393,11 @@ def test_every_run_is_as_the_table_says(
         options = Settings(sim=SimOptions(clock="virtual"), close_timeout_s=5.0)
         async with sf.Device(0, backend="sim", settings=options) as dev:
             driver = Driver(dev, shape)
-            for kind, number in steps:
-                await driver.step(kind, number)
-            driver.release()
+            try:
+                for kind, number in steps:
+                    await driver.step(kind, number)
+            finally:
+                driver.release()  # closing the device would wait for them
             await driver.settled()
             for op, ends_well in driver.ops:
                 assert (op.exception() is None) == ends_well

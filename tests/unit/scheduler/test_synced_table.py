@@ -69,18 +69,19 @@ def heads(state: SyncedState) -> Heads:
 @pytest.mark.parametrize("side", Side)
 def test_synced_only_when_the_copy_has_ended_well(side: Side) -> None:
     made = heads(side.other.head)
-    version = made.begin_copy(side)
+    made.begin_copy("copy")
     assert made.state is side.other.head
-    assert made.copying_to is side
-    assert made.end_copy(version, is_well=True)
-    assert (made.state, made.copying_to) == (SYNCED, None)
+    assert made.copy == "copy"
+    assert made.end_copy("copy", is_well=True)
+    assert (made.state, made.copy) == (SYNCED, None)
 
 
 @pytest.mark.parametrize("side", Side)
 def test_a_copy_that_failed_changes_nothing(side: Side) -> None:
     made = heads(side.other.head)
-    assert not made.end_copy(made.begin_copy(side), is_well=False)
-    assert (made.state, made.copying_to) == (side.other.head, None)
+    made.begin_copy("copy")
+    assert not made.end_copy("copy", is_well=False)
+    assert (made.state, made.copy) == (side.other.head, None)
 
 
 @pytest.mark.parametrize("side", Side)
@@ -92,10 +93,11 @@ def test_a_copy_of_an_older_version_changes_nothing(side: Side) -> None:
         lambda made: (made.begin_write(side), made.end_write(side)),
     ):
         made = heads(side.other.head)
-        version = made.begin_copy(side)
+        made.begin_copy("copy")
         change(made)
         before = made.state
-        assert not made.end_copy(version, is_well=True)
+        assert made.copy is None
+        assert not made.end_copy("copy", is_well=True)
         assert made.state is before
         assert made.state is not SYNCED
 
