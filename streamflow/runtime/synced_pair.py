@@ -13,7 +13,7 @@ from streamflow.backends.origin import describe, user_instruction
 from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.failures import add_note
 from streamflow.runtime.op import Op, OpState, next_seq
-from streamflow.runtime.parked import Parked
+from streamflow.runtime.parked import Parked, no_calls
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.runtime.synced_copies import Copies
 from streamflow.runtime.synced_job import HostJob
@@ -176,7 +176,7 @@ class Pair(Copies):
                 parked.need = "its turn"
                 turn.on_granted = partial(core.shell.call_soon, go)
 
-        core.parking.submit(op, _no_calls, line=None, start=start)
+        core.parking.submit(op, no_calls, line=None, start=start)
         return op
 
     def _go(
@@ -313,7 +313,3 @@ class Pair(Copies):
         self._turns.silence()
         if self._job is not None:
             self._job.silence()
-
-
-def _no_calls(_: Any) -> int:
-    return 0

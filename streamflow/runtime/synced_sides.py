@@ -15,6 +15,7 @@ from streamflow.memory.pinned_block import PinnedBlock
 from streamflow.runtime.array import Allocation, DeviceArray
 from streamflow.runtime.host_memory import check_same, host_target
 from streamflow.runtime.op import Op, next_seq
+from streamflow.runtime.parked import no_calls
 from streamflow.scheduler.machine import FINAL
 from streamflow.scheduler.timeline import Ticket
 
@@ -322,7 +323,7 @@ class DeviceSide:
         op: Op[None] = context.run(Op, self._core, "overwrite", None)
         self._core.parking.submit(
             op,
-            lambda _: 0,
+            no_calls,
             line=self._core.picker(op),
             writes=(array._region,),
             is_overwrite=array.is_whole_region,
