@@ -443,7 +443,7 @@ EDITS = (
         "tests/integration/test_leases.py",
     ),
     Edit(
-        "Leases",
+        "R2",
         "whoever fits overtakes those who wait for a lease",
         "streamflow/memory/pinned.py",
         "                    if self.on_release is not None and not is_waiter and"
@@ -452,7 +452,7 @@ EDITS = (
         "tests/unit/memory/test_pinned_blocks.py tests/integration/test_leases.py",
     ),
     Edit(
-        "Leases",
+        "R2",
         "what comes back while the queue looks is not heard of",
         "streamflow/runtime/lease_queue.py",
         "        self._be_short(bool(queue))  # before looking: what comes back from now on is"
@@ -477,7 +477,7 @@ EDITS = (
         "tests/integration/test_caching_host_ops.py",
     ),
     Edit(
-        "Leases",
+        "LRU",
         "the block used last is the first one dropped for room",
         "streamflow/memory/pinned.py",
         "            oldest = min(\n",
