@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import hypothesis  # noqa: F401 (before the freeze: it looks for who refers to trio's dice)
 import pytest
 
 
