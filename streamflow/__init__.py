@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from streamflow.backends import register_backend
 from streamflow.backends.base import Access, DeviceProperties, PoolInfo
 from streamflow.config import Settings, SimOptions
-from streamflow.device import Device, DeviceStats
+from streamflow.device import Device
 from streamflow.errors import (
     BackendUnavailable,
     Closed,
@@ -28,7 +28,6 @@ from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.collect import as_completed, gather
 from streamflow.runtime.foreign import CallStream
 from streamflow.runtime.kernel import Kernel, kernel
-from streamflow.runtime.mapped import MappedArray
 from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.pinned import Lease, PinnedPool, PinnedStats
 from streamflow.runtime.pinning import Pin
@@ -37,11 +36,13 @@ from streamflow.runtime.scope import Scope
 from streamflow.runtime.shortage import MemoryReport
 from streamflow.runtime.stream import Lane, Stream
 from streamflow.scheduler.placement import LaneLoad, PlacementRequest
-from streamflow.trace.answers import Overlap
-from streamflow.trace.model import EdgeReason, Trace, TracedEdge, TracedOp
 
 if TYPE_CHECKING:
+    from streamflow.runtime.ledger import DeviceStats
+    from streamflow.runtime.mapped import MappedArray
     from streamflow.runtime.synced import SyncedArray, SyncedState
+    from streamflow.trace.answers import Overlap
+    from streamflow.trace.model import EdgeReason, Trace, TracedEdge, TracedOp
 
 __all__ = [
     "Access",
@@ -98,16 +99,25 @@ __all__ = [
     "register_backend",
 ]
 
+_HOMES = {  # what few programs name, brought in when one does (R13)
+    "DeviceStats": "runtime.ledger",
+    "MappedArray": "runtime.mapped",
+    "SyncedArray": "runtime.synced",
+    "SyncedState": "runtime.synced",
+    "Overlap": "trace.answers",
+    **dict.fromkeys(("EdgeReason", "Trace", "TracedEdge", "TracedOp"), "trace.model"),
+}
+
 
 def __getattr__(name: str) -> Any:
     if name == "testing":  # only tests need it
         from importlib import import_module
 
         return import_module("streamflow.testing")
-    if name in ("SyncedArray", "SyncedState"):  # few programs use it (R13)
+    if name in _HOMES:
         from importlib import import_module
 
-        return getattr(import_module("streamflow.runtime.synced"), name)
+        return getattr(import_module(f"streamflow.{_HOMES[name]}"), name)
     if name == "__version__":  # reading metadata takes longer than the rest of this import
         from importlib.metadata import version
 

@@ -24,9 +24,6 @@ from streamflow.memory.resource import DeviceMemoryResource, checked_resource
 from streamflow.runtime.closing import close, drain, leave, raise_failures
 from streamflow.runtime.core import Core
 from streamflow.runtime.launch import Launcher
-from streamflow.runtime.ledger import DeviceStats, device_stats, live_handles
-from streamflow.runtime.live import LiveArrays
-from streamflow.runtime.mapped import MappedArray, make_mapped
 from streamflow.runtime.opening import Opening
 from streamflow.runtime.pinned import PinnedPool
 from streamflow.runtime.pinning import Pin
@@ -39,13 +36,14 @@ from streamflow.runtime.transfers import Transfers
 from streamflow.scheduler.guards import is_forked, note_entering
 from streamflow.scheduler.loops import current_shell
 from streamflow.scheduler.placement import Placement, PlacementRequest
-from streamflow.trace.model import Trace
-from streamflow.trace.recorder import recording
 
 if TYPE_CHECKING:
     from streamflow.memory.mempool import MemoryPool
+    from streamflow.runtime.ledger import DeviceStats
+    from streamflow.runtime.mapped import MappedArray
+    from streamflow.trace.model import Trace
 
-__all__ = ["Device", "DeviceStats"]
+__all__ = ["Device"]
 
 
 class Device(Submit):
@@ -177,6 +175,8 @@ class Device(Submit):
         if core.is_closing:
             return
         leave_here(core)
+        from streamflow.runtime.live import LiveArrays  # not while importing streamflow (R13)
+
         live, pins = LiveArrays.of(core), core.pins.where()
         await close(core, error)
         leave(core, error)
@@ -287,6 +287,8 @@ class Device(Submit):
         Device times are known once the ops have ended: await them inside the block.
         """
         self._core.check_open()
+        from streamflow.trace.recorder import recording  # few programs do, or only now and then
+
         return recording(self._core)
 
     @property
@@ -408,6 +410,8 @@ class Device(Submit):
         DeviceError
             The device does not see memory of the host.
         """
+        from streamflow.runtime.mapped import make_mapped
+
         return await make_mapped(self._core, shape, dtype, timeout)
 
     @property
@@ -434,10 +438,14 @@ class Device(Submit):
 
     def stats(self) -> DeviceStats:
         """Counters; makes no query of the device's streams."""
+        from streamflow.runtime.ledger import device_stats
+
         return device_stats(self._here)
 
     def live(self) -> dict[str, dict[str, int]]:
         """What the device holds, by kind and by the line that made it: ``{"array": {line: n}}``."""
+        from streamflow.runtime.ledger import live_handles
+
         return live_handles(self._here)
 
     def report(self) -> Report:

@@ -22,7 +22,6 @@ from streamflow.runtime.host_memory import (
 )
 from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.parked import NOTHING, After, Parked, no_calls
-from streamflow.runtime.peers import copies_straight, end_here, relay
 from streamflow.runtime.source_watch import SourceWatch
 from streamflow.runtime.staged import StagedCopies, place_in, waits_for
 from streamflow.runtime.stream import Stream, explicit_line
@@ -319,8 +318,11 @@ class Transfers:
         check_same(dst.shape, dst.dtype, src.shape, src.dtype)
         first = core.after(after)
         explicit = explicit_line(core, stream)
-        if dst._core is not src._core and not copies_straight(dst, src):
-            return self._copy_by_host(dst, src, explicit, first)
+        if dst._core is not src._core:
+            from streamflow.runtime.peers import copies_straight  # few programs have two (R13)
+
+            if not copies_straight(dst, src):
+                return self._copy_by_host(dst, src, explicit, first)
         return self._copy_straight(dst, src, explicit, first)
 
     def _copy_straight(
@@ -357,6 +359,8 @@ class Transfers:
         is_to_here = dst._core is core
         if is_to_here and explicit is not None:
             first = place_in(core, explicit, first)
+        from streamflow.runtime.peers import end_here, relay
+
         op = relay(core, dst, src, explicit, first)
         if op is not None:
             return op
