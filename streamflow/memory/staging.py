@@ -11,7 +11,7 @@ import ctypes
 import threading
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import isqrt
 from operator import attrgetter
@@ -104,6 +104,7 @@ class StagingJob:
     ends: list[Any] = field(default_factory=list)
     num_running: int = 0
     pieces: Pieces = field(init=False)
+    numbers: Iterator[int] = field(init=False)  # of the pieces that no thread has taken yet
 
 
 class Staging:
@@ -131,6 +132,7 @@ class Staging:
         """Begin ``job`` now, or when a channel is free; first come first served for each key."""
         job.is_started = True
         job.pieces = self._pieces(job)
+        job.numbers = iter(range(job.pieces.num))
         self._waiting[job.is_in].push(job.key, job)
         self._start_waiting(job.is_in)
 
@@ -186,6 +188,10 @@ class Staging:
                 self._submit(job, channel, first, len(channels))
 
     def _submit(self, job: StagingJob, channel: _Channel, first: int, step: int) -> None:
+        numbers: Iterable[int] = job.numbers  # each takes the next one: some threads are slower
+        if self._backend.is_virtual:  # which thread has which is the program's own then (R15)
+            numbers = range(first, job.pieces.num, step)
+
         def task() -> None:
             if self._backend.checker is not None:
                 self._backend.checker.attribute(job.told)
@@ -193,7 +199,7 @@ class Staging:
                 start = self._backend.create_event(timing=True)
                 channel.stream.record(start)
             try:
-                (self._fill if job.is_in else self._drain)(job, channel, first, step)
+                (self._fill if job.is_in else self._drain)(job, channel, numbers)
                 end = self._backend.create_event(timing=job.is_timed)
                 channel.stream.record(end)
             except BaseException:
@@ -218,8 +224,8 @@ class Staging:
 
         self._workers.submit(job.seq, task, done)
 
-    def _fill(self, job: StagingJob, channel: _Channel, first: int, step: int) -> None:
-        for used, number in enumerate(range(first, job.pieces.num, step)):
+    def _fill(self, job: StagingJob, channel: _Channel, numbers: Iterable[int]) -> None:
+        for used, number in enumerate(numbers):
             if job.is_stopped:
                 raise OpCancelled("staging was stopped: its scope or device ended")
             offset, piece = job.pieces[number]
@@ -230,9 +236,9 @@ class Staging:
             )
             self._record(chunk, channel)
 
-    def _drain(self, job: StagingJob, channel: _Channel, first: int, step: int) -> None:
+    def _drain(self, job: StagingJob, channel: _Channel, numbers: Iterable[int]) -> None:
         pending: deque[tuple[_Chunk, Array]] = deque()
-        for used, number in enumerate(range(first, job.pieces.num, step)):
+        for used, number in enumerate(numbers):
             if job.is_stopped:
                 raise OpCancelled("staging was stopped: its scope or device ended")
             if len(pending) == 2:

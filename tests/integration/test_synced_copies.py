@@ -159,7 +159,7 @@ def test_leaving_a_scope_by_an_error_drops_no_copy_that_others_share(run):
 def test_push_twice_copies_once(run, open_device):
     async def main():
         async with open_device() as dev:
-            m = await in_state(dev, State.HEAD_AT_CPU, 1)
+            m = await in_state(dev, State.HEAD_AT_CPU, 1, shape=LARGE)
             first, second = m.push(), m.push()
             op = m.in_flight
             assert op is not None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from streamflow.backends.cuda import mapped
+from streamflow.backends.cuda import host_pages, mapped
 from streamflow.backends.cuda.errors import DriverCallError, check
 from streamflow.backends.cuda.registering import register, unregister
 from streamflow.backends.cuda.streams import StreamTable
@@ -125,9 +125,7 @@ class MemoryVerbs:
     def allocate_pinned_blocking(self, nbytes: int, /) -> int:
         """Page-locked memory that every device may copy from and to; any thread."""
         self.set_current()
-        return int(
-            check(driver.cuMemHostAlloc(nbytes, driver.CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc")
-        )
+        return host_pages.allocate(nbytes)
 
     def allocate_mapped_blocking(self, nbytes: int, /) -> int:
         """As :meth:`allocate_pinned_blocking`; copies from and to it go by the device."""
@@ -139,7 +137,7 @@ class MemoryVerbs:
         """Give it back; waits for running kernels. Any thread, also after :meth:`close`."""
         mapped.remove(address)
         self.set_current()
-        check(driver.cuMemFreeHost(address), "cuMemFreeHost")
+        host_pages.free(address)
 
     def register_host_blocking(self, address: int, nbytes: int, is_read_only: bool, /) -> None:
         """``cuMemHostRegister``; any thread."""
