@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import threading
 
 import numpy as np
@@ -41,6 +42,8 @@ def allocate(nbytes: int) -> int:
 
 def _allocate_own(nbytes: int) -> int | None:
     """None where it can't be: the driver's call says why, or does it."""
+    if nbytes > _free_nbytes() // 2:  # else the system would end some process to find the pages
+        return None
     try:
         # Shared with children of a fork, who read what is there: they can't have copies of pages
         # that a device writes to.
@@ -58,6 +61,14 @@ def _allocate_own(nbytes: int) -> int | None:
     with _lock:
         _own[address] = memory
     return address
+
+
+def _free_nbytes() -> int:
+    """Of the host's memory; 0 where the system doesn't tell."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
+    except (AttributeError, ValueError, OSError):
+        return 0
 
 
 def free(address: int) -> None:
