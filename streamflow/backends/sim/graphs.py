@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from streamflow.backends.base import Doing
 from streamflow.backends.sim import host_memory
 from streamflow.backends.sim.checks import NUM_QUEUED_MAX, Checks
-from streamflow.backends.sim.command import Command, CopyD2H, CopyH2D, CopyPeer
+from streamflow.backends.sim.command import Command, CopyD2D, CopyD2H, CopyH2D, CopyPeer
 from streamflow.backends.sim.stream import SimStream
 from streamflow.errors import Closed, DeviceError
 
@@ -57,6 +57,11 @@ class NotingStream(SimStream):
             raise DeviceError("the stream of a graph's node is for that node's run alone")
         if kind not in _KINDS:
             raise self.refuse(kind)
+        if isinstance(command, CopyD2D | CopyD2H | CopyH2D):
+            for address in (command.dst, command.src):
+                block = host_memory.find(address)
+                if block is not None and block.kind is host_memory.HostKind.SYSTEM:
+                    raise DeviceError("a copy from or to pageable memory can't be part of a graph")
         if command.pinned is not None:  # each launch looks for it anew
             command.pinned.drop()
             command.pinned = None
