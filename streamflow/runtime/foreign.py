@@ -18,7 +18,7 @@ from streamflow.runtime.op import Op
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.scheduler.hazards import Region
 
-__all__ = ["CallStream", "call"]
+__all__ = ["CallStream", "ForeignCall", "call"]
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class CallStream:
         return f"<CallStream {'returned' if self._stream is None else self.handle}>"
 
 
-class _Call:
+class ForeignCall:
     """One call of a function, from its submission to its outcome."""
 
     __slots__ = ("_accesses", "_args", "_core", "_error", "_fn", "_op", "_result", "_stream")
@@ -109,6 +109,16 @@ class _Call:
         # Submitted all the same: later ops come after what the function had submitted.
         op.rare().doomed = error
         return _NUM_CALLS
+
+    def again(self) -> ForeignCall:
+        """The same call, for a graph that makes it at each launch. Before this one was made."""
+        assert self._fn is not None
+        return ForeignCall(self._core, self._op, self._fn, self._args, self._accesses)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the function has raised."""
+        return self._error
 
     def finish(self) -> None:
         """The simulated device has run it: hand over the outcome, or raise it."""
@@ -197,7 +207,7 @@ def call(
         values = args
     else:
         values = [arg.argument() if isinstance(arg, DeviceArray) else arg for arg in args]
-    task = _Call(core, op, fn, values, accesses)
+    task = ForeignCall(core, op, fn, values, accesses)
     rare = op.rare()
     rare.on_retired = task.let_go
     if not core.backend.is_cuda:
