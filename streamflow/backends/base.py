@@ -421,6 +421,70 @@ class Backend(Protocol):
     def array_argument(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Any:
         """What :meth:`launch` takes for an array: the address on CUDA, a view on the simulator."""
 
+    # -- graphs ----------------------------------------------------------------------
+    # A graph is used by one thread at a time; the order of what it submits is its edges alone.
+    def create_graph(self) -> Any:
+        """A graph without nodes."""
+
+    def add_graph_node(
+        self, graph: Any, run: Callable[[Any], object], deps: Sequence[Any], /
+    ) -> Any:
+        """A node that stands for all that ``run(stream)`` submits to its stream, in that order.
+
+        ``run`` is called once, now, with a stream of the graph's own that notes down what comes
+        instead of doing it: launches, copies, fills and calls. Recording, waiting, blocking,
+        allocating and freeing there raise. Where it submits nothing, the node is only a place in
+        the order. What it submits elsewhere is done at once, and is no part of the graph.
+
+        Each launch of the graph does the same with the same arguments; host memory is read and
+        written by each. ``body`` of a :meth:`call` is run now where streams are CUDA's, else by
+        every launch.
+
+        Ordering
+        --------
+        After ``deps``, nodes of this graph, and after nothing else.
+
+        Raises
+        ------
+        BaseException
+            What ``run`` raised. The graph holds half a node then, and can only be closed.
+        ValueError
+            ``deps`` holds a node of another graph.
+        streamflow.errors.DeviceError
+            The graph can only be closed; or the stream was used for what can't be noted down.
+        """
+
+    def instantiate_graph_blocking(self, graph: Any, /) -> Any:
+        """What can be launched. It stays as it is if the graph grows or is closed."""
+
+    def update_graph_blocking(self, executable: Any, graph: Any, /) -> None:
+        """Have later launches do what ``graph`` says; launches already submitted are as before.
+
+        Raises
+        ------
+        streamflow.errors.DeviceError
+            ``graph`` has other nodes or edges, or a node that does something of another kind
+            (arguments, addresses and numbers of bytes may differ, and kernels mostly). The
+            executable is unchanged.
+        """
+
+    def launch_graph(self, executable: Any, stream: Any, /) -> None:
+        """Do all that the nodes stand for.
+
+        Takes one place in the stream's queue (rule R7), however many nodes there are.
+
+        Ordering
+        --------
+        After what was submitted to ``stream`` before, and before what comes later there. Launches
+        of one executable, on whatever streams, run one after the other.
+        """
+
+    def close_graph(self, graph_or_executable: Any, /) -> None:
+        """Give it back, once its last launch has ended. Any thread; again does nothing.
+
+        Works after :meth:`close`, too.
+        """
+
     # -- time ------------------------------------------------------------------------
     def clock_s(self) -> float:
         """Seconds on the clock this device runs by (virtual, or the host's monotonic one)."""

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from streamflow.backends.sim.machine import Gpu, World
     from streamflow.backends.sim.stream import SimStream
 
-__all__ = ["Checks"]
+__all__ = ["NUM_QUEUED_MAX", "Checks"]
+
+NUM_QUEUED_MAX = 1022
+"""Launches and copies that one stream takes."""
 
 
 class Checks:
@@ -37,6 +40,13 @@ class Checks:
             raise Closed(f"stream {stream.id} is closed")
         if stream.device is not self:
             raise ValueError(f"stream {stream.id} belongs to another device than {self.index}")
+
+    def _full(self, stream: SimStream) -> DeviceError:
+        self.counts["would_block"] += 1
+        return DeviceError(
+            f"the driver would block here: {stream.num_work} launches and copies are "
+            f"outstanding on stream {stream.id} (rule R7)"
+        )
 
     def _check_index(self, device_index: int) -> None:
         num_devices = self.gpu.options.devices

@@ -17,6 +17,7 @@ from streamflow.backends.base import (
 )
 from streamflow.backends.checksum import checksum
 from streamflow.backends.sim import host_memory
+from streamflow.backends.sim.checks import NUM_QUEUED_MAX
 from streamflow.backends.sim.command import (
     Command,
     CopyD2D,
@@ -29,6 +30,7 @@ from streamflow.backends.sim.command import (
 )
 from streamflow.backends.sim.controls import Controls
 from streamflow.backends.sim.event import SimEvent
+from streamflow.backends.sim.graphs import GraphVerbs, NotingStream
 from streamflow.backends.sim.kernel import LaunchConfig, SimArray, SimKernel
 from streamflow.backends.sim.machine import Gpu
 from streamflow.backends.sim.memory_verbs import MemoryVerbs
@@ -47,7 +49,6 @@ from streamflow.errors import (
 
 __all__ = ["SimDevice", "open_device"]
 
-_NUM_QUEUED_MAX = 1022
 _PATTERN_SIZES = (1, 2, 4, 8, 16)
 
 
@@ -70,7 +71,7 @@ def open_device(index: int, settings: Settings, loop_key: object) -> SimDevice:
     return SimDevice(index, settings, loop_key)
 
 
-class SimDevice(MemoryVerbs, PoolVerbs):
+class SimDevice(MemoryVerbs, PoolVerbs, GraphVerbs):
     """One open simulated device. See :class:`streamflow.backends.base.Backend`.
 
     Attributes
@@ -82,7 +83,7 @@ class SimDevice(MemoryVerbs, PoolVerbs):
     """
 
     name = "sim"
-    num_queued_max = _NUM_QUEUED_MAX
+    num_queued_max = NUM_QUEUED_MAX
     is_cuda = False
 
     def __init__(self, index: int, settings: Settings, loop_key: object) -> None:
@@ -208,13 +209,8 @@ class SimDevice(MemoryVerbs, PoolVerbs):
         self.counts["copy_h2d"] += 1
         _check_nbytes(nbytes)
         command = CopyH2D(stream, self.gpu.h2d, dst, src, nbytes)
-        command.pinned = block = host_memory.hold(src, nbytes)
-        races = self.world.races
-        if races is not None and block.pool is None:  # else what is there may yet be allocated
-            start = src - block.address
-            reader = races.watched(command, block.shadow, start, start + nbytes)
-            if reader is not None:
-                command.watch = reader, checksum(block.bytes_at(src, nbytes))
+        command.pinned = host_memory.hold(src, nbytes)
+        self._watch(command)
         self._submit_pinned("copy_h2d", command)
 
     def copy_d2h(self, dst: int, src: int, nbytes: int, stream: SimStream, /) -> None:
@@ -322,18 +318,31 @@ class SimDevice(MemoryVerbs, PoolVerbs):
         world = self.world
         with world.lock:
             self._check_stream(stream)
-            if stream.num_work >= _NUM_QUEUED_MAX:
-                self.counts["would_block"] += 1
-                raise DeviceError(
-                    f"the driver would block here: {stream.num_work} launches and copies are "
-                    f"outstanding on stream {stream.id} (rule R7)"
-                )
+            if stream.num_work >= NUM_QUEUED_MAX:
+                if isinstance(stream, NotingStream):
+                    stream.note(kind, command)
+                    return
+                raise self._full(stream)
             if self._controls.rules:
                 command.injected = self._controls.on_submit(kind, command.label)
             if world.races is not None:
                 world.races.used(command)
             stream.num_work += 1
             world.submit(command)
+
+    def _watch(self, command: CopyH2D) -> None:
+        """Have the source of a copy compared with what it is now, once the copy runs."""
+        races, block = self.world.races, command.pinned
+        assert block is not None
+        command.watch = None
+        if races is not None and block.pool is None:  # else what is there may yet be allocated
+            start = command.src - block.address
+            reader = races.watched(command, block.shadow, start, start + command.nbytes)
+            if reader is not None:
+                command.watch = reader, checksum(block.bytes_at(command.src, command.nbytes))
+
+    def _itself(self) -> SimDevice:
+        return self
 
     def _submit_pinned(self, kind: str, command: Command) -> None:
         """Queue a copy that holds a pinned block, which it lets go if that is refused."""

@@ -334,6 +334,10 @@ class World:
         command.stream.num_submitted += 1
         self.enqueue(command)
 
+    def submit_node(self, command: Command) -> None:
+        """Queue a command of a graph's launch, one call for all of them."""
+        self.submit(command)
+
     def enqueue(self, command: Command) -> None:
         """The command reaches the device."""
         stream = command.stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 from streamflow.backends.memory import Location, PoolAccess, PoolAttribute, PoolInfo
 from streamflow.backends.sim.checks import Checks
 from streamflow.backends.sim.command import Allocate, Free
+from streamflow.backends.sim.graphs import NotingStream
 from streamflow.backends.sim.host_memory import HostKind
 from streamflow.backends.sim.memory_verbs import check_location
 from streamflow.backends.sim.pool import SimPool
@@ -138,6 +139,7 @@ class PoolVerbs(Checks):
             raise TypeError(f"not a pool of the simulator's: {pool!r}")
         with self.world.lock:
             self._check_stream(stream)
+            _check_no_node(stream, "an allocation")
             if pool.gpu.world is not self.world:
                 raise ValueError("a pool serves the devices of its own event loop")
             injected = self._consult_rules("allocate", "allocate")
@@ -153,6 +155,7 @@ class PoolVerbs(Checks):
         self.counts["deallocate"] += 1
         with self.world.lock:
             self._check_stream(stream)
+            _check_no_node(stream, "a free")
             block = self.gpu.memory.block_at(address)
             if (
                 block is None
@@ -173,3 +176,8 @@ class PoolVerbs(Checks):
             else:
                 block.pool.give(block, stream, stream.num_submitted + 1)
             self.world.submit(command)
+
+
+def _check_no_node(stream: SimStream, what: str) -> None:
+    if isinstance(stream, NotingStream):
+        raise stream.refuse(what)

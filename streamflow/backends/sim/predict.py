@@ -164,6 +164,7 @@ class _Charges(Counter[str]):
             "copy_d2d": model.host_copy_s,
             "copy_peer": model.host_copy_s,
             "fill": model.host_fill_s,
+            "launch_graph": model.host_launch_s,
             "record": model.host_record_s,
             "wait": model.host_wait_s,
             "allocate": model.host_allocate_s,
@@ -237,10 +238,13 @@ class PredictingWorld(World):
 
     def submit(self, command: Command) -> None:
         """Have the command reach its stream when the call that submits it has ended."""
+        if isinstance(command, Launch):
+            self._charge(len(command.args) * command.stream.gpu.model.host_argument_s)
+        self.submit_node(command)
+
+    def submit_node(self, command: Command) -> None:
         stream = command.stream
         stream.num_submitted += 1
-        if isinstance(command, Launch):
-            self._charge(len(command.args) * stream.gpu.model.host_argument_s)
         at_s = max(self._called_s(), self._last_s.get(stream.ordinal, 0.0))
         self._last_s[stream.ordinal] = at_s
         heappush(self._arriving, (at_s, stream.ordinal, stream.num_submitted, command))

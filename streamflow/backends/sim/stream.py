@@ -143,25 +143,28 @@ class SimStream:
         place = event.place
         if place is None:
             return
-        source, position, *_ = place
-        world = self.world
-        if source is self:
-            if world.races is not None:
-                world.races.entered(self)
-            return
-        if source.world is not world:
+        if place[0].world is not self.world:
             raise ValueError("a wait needs an event of a device opened on the same event loop")
-        with world.lock:
-            if world.races is not None:
-                world.races.entered(self)
-                world.races.waited(self, place)
-            seen = self.seen
-            if seen.get(source.ordinal, 0) < position:
-                seen[source.ordinal] = position
-                if len(seen) > _SEEN_MAX:
-                    del seen[next(iter(seen))]
-            if source.num_done < position:
-                world.submit(Wait(self, source, position))
+        with self.world.lock:
+            self.follow(place)
+
+    def follow(self, place: Place) -> None:
+        """Order later work here after ``place``; the world's lock is held."""
+        world = self.world
+        if world.races is not None:
+            world.races.entered(self)
+        source, position, *_ = place
+        if source is self:
+            return
+        if world.races is not None:
+            world.races.waited(self, place)
+        seen = self.seen
+        if seen.get(source.ordinal, 0) < position:
+            seen[source.ordinal] = position
+            if len(seen) > _SEEN_MAX:
+                del seen[next(iter(seen))]
+        if source.num_done < position:
+            world.submit(Wait(self, source, position))
 
     def sync(self) -> None:
         """Block this thread until what was submitted here so far is done."""

@@ -17,6 +17,7 @@ import pytest
 _MODULES = (
     "devices",
     "fidelity",
+    "graphs",
     "guide",
     "harness",
     "kernels",
@@ -34,6 +35,7 @@ pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _MODULES))
 
 from streamflow.testing.contract.devices import DeviceContract, PeerContract  # noqa: E402
 from streamflow.testing.contract.fidelity import FidelityContract  # noqa: E402
+from streamflow.testing.contract.graphs import GraphContract  # noqa: E402
 from streamflow.testing.contract.guide import GuideContract  # noqa: E402
 from streamflow.testing.contract.harness import Harness, Rig, drain  # noqa: E402
 from streamflow.testing.contract.kernels import KernelContract  # noqa: E402
@@ -57,6 +59,7 @@ class BackendContract(
     GuideContract,
     PoolRulesContract,
     KernelContract,
+    GraphContract,
     DeviceContract,
     FidelityContract,
     ProgramContract,

@@ -1,0 +1,362 @@
+"""The simulator's graphs: work taken down once, and submitted anew by every launch.
+
+A launch spreads the nodes over private streams, its *branches*, so that engines, times, faults
+and the race checker deal with them as with any other work. A node goes on a branch only where
+the last node there comes before it anyway: streams bring no order that the edges lack, and a
+missing edge shows as a race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from streamflow.backends.base import Doing
+from streamflow.backends.sim import host_memory
+from streamflow.backends.sim.checks import NUM_QUEUED_MAX, Checks
+from streamflow.backends.sim.command import Command, CopyD2H, CopyH2D, CopyPeer
+from streamflow.backends.sim.stream import SimStream
+from streamflow.errors import Closed, DeviceError
+
+if TYPE_CHECKING:
+    from streamflow.backends.sim.device import SimDevice
+    from streamflow.backends.sim.event import SimEvent
+    from streamflow.backends.sim.races import Place
+
+__all__ = ["GraphVerbs", "NotingStream", "SimExecutable", "SimGraph", "SimNode"]
+
+_Noted = tuple[str, Command]
+"""A verb, and what it would have submitted."""
+
+_KINDS = frozenset(("launch", "call", "copy_h2d", "copy_d2h", "copy_d2d", "copy_peer", "fill"))
+
+
+class NotingStream(SimStream):
+    """What a node's ``run`` submits to: nothing comes to its queue.
+
+    It counts as full at all times, so that only what finds a stream full has to ask.
+
+    Attributes
+    ----------
+    noted : list or None
+        What ``run`` has submitted so far; None while none runs.
+    """
+
+    __slots__ = ("noted",)
+
+    def __init__(self, device: SimDevice) -> None:
+        super().__init__(device, device.world.next_ordinal(), 0, 0)
+        self.num_work = 1 << 62
+        self.noted: list[_Noted] | None = None
+
+    def note(self, kind: str, command: Command) -> None:
+        """Take down what a verb would have submitted."""
+        if self.noted is None:
+            raise DeviceError("the stream of a graph's node is for that node's run alone")
+        if kind not in _KINDS:
+            raise self.refuse(kind)
+        if command.pinned is not None:  # each launch looks for it anew
+            command.pinned.drop()
+            command.pinned = None
+        self.noted.append((kind, command))
+
+    def refuse(self, what: str) -> DeviceError:
+        """The error of what no graph can hold."""
+        return DeviceError(
+            f"{what} can't be part of a graph: a node launches, copies, fills and calls"
+        )
+
+    def record(self, event: SimEvent, /) -> SimEvent:
+        raise self.refuse("record")
+
+    def wait(self, event: SimEvent, /) -> None:
+        raise self.refuse("wait")
+
+    def sync(self) -> None:
+        raise self.refuse("sync")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimNode:
+    """One node; ``doing`` is the op that it was made for, if that is known."""
+
+    graph: SimGraph
+    index: int
+    deps: tuple[int, ...]
+    work: tuple[_Noted, ...]
+    doing: Doing | None
+
+
+class SimGraph:
+    """Nodes, each after those that it depends on."""
+
+    __slots__ = ("device", "is_broken", "is_closed", "nodes", "stream")
+
+    def __init__(self, device: SimDevice) -> None:
+        self.device = device
+        self.stream = NotingStream(device)
+        self.nodes: list[SimNode] = []
+        self.is_broken = False
+        self.is_closed = False
+
+    def check(self, device: Checks) -> None:
+        """Raise if nothing can be done with it on ``device`` any more."""
+        _check_handle(self, device, "graph")
+        if self.is_broken:
+            raise DeviceError("the graph holds half a node: it can only be closed")
+
+
+class _Step(NamedTuple):
+    """Where a launch has a node run, and which nodes of other branches it has to wait for."""
+
+    branch: int
+    waits: tuple[int, ...]
+    is_root: bool
+
+
+class SimExecutable:
+    """What a graph was when it was instantiated or updated, and the streams of its launches.
+
+    Attributes
+    ----------
+    last : Place or None
+        The end of the latest launch, on the stream that launched it.
+    """
+
+    __slots__ = ("branches", "device", "is_closed", "last", "leaves", "nodes", "steps")
+
+    def __init__(self, graph: SimGraph) -> None:
+        self.device = graph.device
+        self.is_closed = False
+        self.nodes = tuple(graph.nodes)
+        self.steps, num_branches = _spread(self.nodes)
+        inner = {dep for node in self.nodes for dep in node.deps}
+        self.leaves = [node.index for node in self.nodes if node.index not in inner]
+        self.last: Place | None = None
+        self.branches: list[SimStream] = []
+        for number in range(num_branches):
+            world = self.device.world
+            branch = SimStream(self.device, world.next_ordinal(), 0, world.seed)
+            branch.name = f"branch {number} of a graph"
+            self.device.gpu.streams.add(branch)
+            self.branches.append(branch)
+
+
+class _Ended(Command):
+    """The end of a launch, on the stream that launched the graph: its one place in the queue."""
+
+    __slots__ = ()
+    label = "graph"
+    is_movable = False
+
+    def settle(self, now_s: float) -> bool:
+        self.stream.num_work -= 1
+        return True
+
+
+class GraphVerbs(Checks):
+    """Verbs of :class:`streamflow.backends.base.Backend`."""
+
+    def create_graph(self) -> SimGraph:
+        self.counts["create_graph"] += 1
+        self._check()
+        with self.world.lock:
+            return SimGraph(self._itself())
+
+    def add_graph_node(
+        self, graph: SimGraph, run: Callable[[Any], object], deps: Sequence[SimNode], /
+    ) -> SimNode:
+        self.counts["add_graph_node"] += 1
+        self._check()
+        graph.check(self)
+        if any(dep.graph is not graph for dep in deps):
+            raise ValueError("a node depends on nodes of its own graph only")
+        stream = graph.stream
+        noted: list[_Noted] = []
+        stream.noted = noted
+        try:
+            run(stream)
+        except BaseException:
+            graph.is_broken = True
+            raise
+        finally:
+            stream.noted = None
+        indices = tuple(sorted({dep.index for dep in deps}))
+        doing = self.world.watcher.doing()
+        node = SimNode(graph, len(graph.nodes), indices, tuple(noted), doing)
+        graph.nodes.append(node)
+        return node
+
+    def instantiate_graph_blocking(self, graph: SimGraph, /) -> SimExecutable:
+        self.counts["instantiate_graph_blocking"] += 1
+        self._check()
+        with self.world.lock:
+            graph.check(self)
+            return SimExecutable(graph)
+
+    def update_graph_blocking(self, executable: SimExecutable, graph: SimGraph, /) -> None:
+        self.counts["update_graph_blocking"] += 1
+        self._check()
+        with self.world.lock:
+            _check_handle(executable, self, "executable")
+            graph.check(self)
+            _check_alike(executable.nodes, graph.nodes)
+            executable.nodes = tuple(graph.nodes)
+
+    def launch_graph(self, executable: SimExecutable, stream: SimStream, /) -> None:
+        self.counts["launch_graph"] += 1
+        with self.world.lock:
+            self._check_stream(stream)
+            _check_handle(executable, self, "executable")
+            if stream.num_work >= NUM_QUEUED_MAX:
+                if isinstance(stream, NotingStream):
+                    raise stream.refuse("a launch of another graph")
+                raise self._full(stream)
+            watcher = self.world.watcher
+            before = watcher.doing()
+            try:
+                work = self._prepare(executable, before)
+                self._submit_nodes(executable, stream, work, before)
+            finally:
+                watcher.attribute(before)
+
+    def close_graph(self, graph_or_executable: SimGraph | SimExecutable, /) -> None:
+        self.counts["close_graph"] += 1
+        with self.world.lock:
+            graph_or_executable.is_closed = True
+            if isinstance(graph_or_executable, SimGraph):
+                graph_or_executable.nodes = []
+            else:
+                graph_or_executable.nodes = ()
+                graph_or_executable.branches = []
+                graph_or_executable.last = None
+
+    def _itself(self) -> SimDevice:
+        raise NotImplementedError
+
+    def _watch(self, command: CopyH2D) -> None:
+        raise NotImplementedError
+
+    # -- launching -------------------------------------------------------------------------
+
+    def _prepare(self, executable: SimExecutable, before: Doing | None) -> list[list[Command]]:
+        """What a launch submits, by node. All that can be refused is refused here."""
+        prepared: list[list[Command]] = []
+        pinned: list[host_memory.HostBlock] = []
+        try:
+            for node, step in zip(executable.nodes, executable.steps, strict=True):
+                self.world.watcher.attribute(node.doing or before)
+                branch = executable.branches[step.branch]
+                made = []
+                for kind, noted in node.work:
+                    command = copy(noted)
+                    command.stream = branch
+                    if isinstance(command, CopyPeer):
+                        self._check_open(command)
+                    block = _hold(command)
+                    if block is not None:
+                        pinned.append(block)
+                    command.injected = self._consult_rules(kind, command.label)
+                    made.append(command)
+                prepared.append(made)
+        except BaseException:
+            for block in pinned:
+                block.drop()
+            raise
+        return prepared
+
+    def _submit_nodes(
+        self,
+        executable: SimExecutable,
+        stream: SimStream,
+        work: Iterable[list[Command]],
+        before: Doing | None,
+    ) -> None:
+        world, branches = self.world, executable.branches
+        if world.races is not None:
+            world.races.entered(stream)
+        start = stream.place()
+        ends: list[Place] = []
+        for node, step, commands in zip(executable.nodes, executable.steps, work, strict=True):
+            world.watcher.attribute(node.doing or before)
+            branch = branches[step.branch]
+            if step.is_root:
+                branch.follow(start)
+                if executable.last is not None:
+                    branch.follow(executable.last)
+            for dep in step.waits:
+                branch.follow(ends[dep])
+            for command in commands:
+                if isinstance(command, CopyH2D):
+                    self._watch(command)
+                if world.races is not None:
+                    world.races.used(command)
+                branch.num_work += 1
+                world.submit_node(command)
+            ends.append(branch.place())
+        for leaf in executable.leaves:
+            stream.follow(ends[leaf])
+        stream.num_work += 1
+        world.submit(_Ended(stream))
+        executable.last = stream.place()
+
+    def _check_open(self, command: CopyPeer) -> None:
+        gpus = self.world.gpus
+        for gpu in (command.dst_gpu, command.src_gpu):
+            if gpus.get(gpu.index) is not gpu:
+                raise DeviceError(f"simulated device {gpu.index} was closed after the capture")
+
+
+def _hold(command: Command) -> host_memory.HostBlock | None:
+    """Mark the host memory of a copy as in use until the copy has ended."""
+    if isinstance(command, CopyH2D):
+        command.pinned = host_memory.hold(command.src, command.nbytes)
+    elif isinstance(command, CopyD2H):
+        command.pinned = host_memory.hold(command.dst, command.nbytes)
+    return command.pinned
+
+
+def _check_handle(handle: SimGraph | SimExecutable, device: Checks, what: str) -> None:
+    if handle.is_closed:
+        raise Closed(f"the {what} is closed")
+    if handle.device is not device:
+        raise ValueError(f"the {what} belongs to another device than {device.index}")
+
+
+def _spread(nodes: Sequence[SimNode]) -> tuple[list[_Step], int]:
+    """Where each node runs, and the number of branches."""
+    steps: list[_Step] = []
+    before: list[dict[int, int]] = []  # by node: the last of each branch that comes before it
+    tails: list[int] = []
+    for node in nodes:
+        known: dict[int, int] = {}
+        for dep in node.deps:
+            for branch, last in (*before[dep].items(), (steps[dep].branch, dep)):
+                known[branch] = max(last, known.get(branch, -1))
+        own = next((branch for branch, last in known.items() if tails[branch] == last), len(tails))
+        if own == len(tails):
+            tails.append(-1)
+        tails[own] = node.index
+        waits = tuple(dep for dep in node.deps if steps[dep].branch != own)
+        steps.append(_Step(own, waits, not node.deps))
+        before.append(known)
+    return steps, len(tails)
+
+
+def _check_alike(ours: Sequence[SimNode], theirs: Sequence[SimNode]) -> None:
+    """Raise unless the graphs differ in arguments only."""
+    if len(ours) != len(theirs):
+        raise DeviceError(
+            f"a graph of {len(ours)} nodes can't be updated with one of {len(theirs)}: "
+            "instantiate that one"
+        )
+    for our, their in zip(ours, theirs, strict=True):
+        found = [[kind for kind, _ in node.work] for node in (our, their)]
+        if our.deps != their.deps:
+            raise DeviceError(f"node {our.index} has other dependencies in the graph to update by")
+        if found[0] != found[1]:
+            raise DeviceError(
+                f"node {our.index} does {found[0]}, and {found[1]} in the graph to update by"
+            )
