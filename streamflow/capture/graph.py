@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from streamflow.backends.base import Backend
-from streamflow.capture.recorder import HostStep, Node, Recorded, TaskRecorder
+from streamflow.capture.recorder import HostStep, Node, Recorded, TaskRecorder, told
 from streamflow.errors import Closed
 from streamflow.runtime.core import Core
-from streamflow.runtime.foreign import ForeignCall
+from streamflow.runtime.foreign import RepeatedCall
 from streamflow.runtime.launch import KernelRun
 from streamflow.runtime.op import Op
 from streamflow.runtime.parked import After, Parked, no_calls
-from streamflow.runtime.parking import submit_as
 from streamflow.runtime.recording import Recording, refuse
 from streamflow.runtime.stream import Stream, explicit_line
 
@@ -29,12 +27,12 @@ __all__ = ["Capture", "CapturedGraph"]
 class _Executables:
     """What the backend made of the parts of one graph; closed once no launch holds it (R6)."""
 
-    __slots__ = ("_core", "calls", "handles")
+    __slots__ = ("_core", "handles", "num_launches")
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.handles: list[Any] = []
-        self.calls: list[ForeignCall] = []  # of the launch that is being submitted
+        self.num_launches: list[int] = []  # of the present recording, by part
 
     def __del__(self) -> None:
         for handle in self.handles:
@@ -148,7 +146,7 @@ class CapturedGraph:
                 results[part.op] = op
                 continue
             op = Op(core, "graph", label)
-            run = _PartRun(core.backend, self._executables, place)
+            run = _PartRun(core.backend, self._executables, place, part)
             op.rare().on_retired = run.let_go
             if not core.backend.is_cuda:
                 op.rare().on_device_done = run.finish
@@ -218,6 +216,7 @@ class CapturedGraph:
                 else:
                     core.parking.drop(parked, core.lose(error, "building a captured graph"))
 
+            core.start(op)
             build = partial(_build_blocking, core.backend, recorded, executables)
             core.background.submit(op.ticket.seq, build, done)
             core.schedule_turn()
@@ -242,27 +241,33 @@ class CapturedGraph:
 class _PartRun:
     """The driver call of one launch of one part, and what that holds."""
 
-    __slots__ = ("_backend", "_calls", "_executables", "_place")
+    __slots__ = ("_backend", "_calls", "_executables", "_number", "_place")
 
-    def __init__(self, backend: Backend, executables: _Executables, place: int) -> None:
+    def __init__(
+        self, backend: Backend, executables: _Executables, place: int, part: list[Node]
+    ) -> None:
         self._backend = backend
         self._executables: _Executables | None = executables
         self._place = place
-        self._calls: list[ForeignCall] = []
+        self._calls = [node.run for node in part if isinstance(node.run, RepeatedCall)]
+        self._number = 0
 
     def __call__(self, target: Any) -> int:
         executables = self._executables
         assert executables is not None
         if not executables.handles:
             return 0  # nothing was captured: order still holds
+        executables.num_launches[self._place] += 1
+        self._number = executables.num_launches[self._place]
         self._backend.launch_graph(executables.handles[self._place], target)
-        self._calls, executables.calls = executables.calls, []
         return 1
 
     def finish(self) -> None:
         """Raise what a foreign function raised on the simulated device."""
-        for call in self._calls:
-            call.finish()
+        errors = [call.errors.pop(self._number, None) for call in self._calls]
+        for error in errors:
+            if error is not None:
+                raise error
 
     def let_go(self) -> None:
         """The launch has retired."""
@@ -273,6 +278,7 @@ def _build_blocking(backend: Backend, recorded: Recorded, executables: _Executab
     """Make a graph of the backend's for each part, or bring those that are there up to date."""
     parts = [part for part in recorded.parts if isinstance(part, list)]
     is_update = bool(executables.handles)
+    executables.num_launches = [0] * len(parts)
     for place, part in enumerate(parts):
         graph = backend.create_graph()
         try:
@@ -280,8 +286,7 @@ def _build_blocking(backend: Backend, recorded: Recorded, executables: _Executab
             for node in part:
                 deps = [made[dep] for dep in node.deps]
                 if node.child is None:
-                    run = _told(node, executables)
-                    made[node] = backend.add_graph_node(graph, run, deps)
+                    made[node] = backend.add_graph_node(graph, told(node.op, node.run), deps)
                 else:
                     made[node] = backend.embed_graph(graph, node.child, deps)
             if is_update:
@@ -294,21 +299,6 @@ def _build_blocking(backend: Backend, recorded: Recorded, executables: _Executab
                 if node.child is not None:
                     backend.close_graph(node.child)
                     node.child = None
-
-
-def _told(node: Node, executables: _Executables) -> Callable[[Any], Any]:
-    """The driver call of a node, by which a simulated device knows whose work it is."""
-    run, op = node.run, node.op
-    if not isinstance(run, ForeignCall):
-        checker = op._core.backend.checker
-        return run if checker is None else partial(submit_as, checker, op, run)
-
-    def call(stream: Any) -> int:
-        again = run.again()
-        executables.calls.append(again)
-        return again(stream)
-
-    return call
 
 
 class _Session:

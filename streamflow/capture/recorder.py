@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -16,15 +17,16 @@ import numpy as np
 from streamflow.errors import CaptureRefused, Closed
 from streamflow.runtime.array import Allocation, DeviceArray
 from streamflow.runtime.core import Core
-from streamflow.runtime.foreign import ForeignCall
+from streamflow.runtime.foreign import ForeignCall, RepeatedCall
 from streamflow.runtime.host_memory import HostEnd
 from streamflow.runtime.launch import KernelRun
 from streamflow.runtime.op import Op, OpState, next_seq
 from streamflow.runtime.parked import After, PickLine, Run, Start
+from streamflow.runtime.parking import submit_as
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Ticket, Timeline
 
-__all__ = ["HostStep", "Node", "Recorded", "TaskRecorder"]
+__all__ = ["HostStep", "Node", "Recorded", "TaskRecorder", "told"]
 
 
 @dataclass(slots=True, eq=False)
@@ -219,8 +221,10 @@ class TaskRecorder:
                     deps.update(dict.fromkeys(book.reads))
         if isinstance(line, Timeline) and line.is_ordered and line in self._lines:
             deps[self._lines[line]] = None
-        node = Node(op, run, tuple(deps))
         if isinstance(run, ForeignCall):
+            run = run.repeated()
+        node = Node(op, run, tuple(deps))
+        if isinstance(run, RepeatedCall):
             self._call(node, run)
         for region in reads:
             self._book(region).reads.append(node)
@@ -313,14 +317,13 @@ class TaskRecorder:
                 book.last_write = node
                 book.reads.clear()
 
-    def _call(self, node: Node, call: ForeignCall) -> None:
+    def _call(self, node: Node, call: RepeatedCall) -> None:
+        """Have a foreign function submit to a graph of its own, which becomes one node."""
         backend = self._core.backend
-        if not backend.is_cuda:
-            return  # the function is the work, at each launch
         child = backend.create_graph()
         node.child = child
         try:
-            backend.add_graph_node(child, call, ())
+            backend.add_graph_node(child, told(node.op, call), ())
             if call.error is not None:
                 raise call.error
         except BaseException:
@@ -330,6 +333,12 @@ class TaskRecorder:
 
     def _refuse(self, op: Op[Any], why: str) -> None:
         raise CaptureRefused(f"{op.name} ({op.where}) can't be captured: {why}")
+
+
+def told(op: Op[Any], run: Run) -> Run:
+    """``run``, such that a backend that watches knows whose work it is."""
+    checker = op._core.backend.checker
+    return run if checker is None else partial(submit_as, checker, op, run)
 
 
 def _end(op: Op[Any]) -> None:

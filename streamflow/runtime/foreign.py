@@ -65,7 +65,17 @@ class CallStream:
 class ForeignCall:
     """One call of a function, from its submission to its outcome."""
 
-    __slots__ = ("_accesses", "_args", "_core", "_error", "_fn", "_op", "_result", "_stream")
+    __slots__ = (
+        "_accesses",
+        "_args",
+        "_core",
+        "_error",
+        "_fn",
+        "_kept",
+        "_op",
+        "_result",
+        "_stream",
+    )
 
     def __init__(
         self,
@@ -78,6 +88,7 @@ class ForeignCall:
         self._core = core
         self._op = op
         self._fn: Callable[..., Any] | None = fn
+        self._kept: Callable[..., Any] | None = None  # for further calls
         self._args = args
         self._accesses = accesses
         self._stream: CallStream | None = None
@@ -110,10 +121,10 @@ class ForeignCall:
         op.rare().doomed = error
         return _NUM_CALLS
 
-    def again(self) -> ForeignCall:
-        """The same call, for a graph that makes it at each launch. Before this one was made."""
+    def repeated(self) -> RepeatedCall:
+        """The same call, for a graph that makes it at each launch. In place of this one."""
         assert self._fn is not None
-        return ForeignCall(self._core, self._op, self._fn, self._args, self._accesses)
+        return RepeatedCall(self._core, self._op, self._fn, self._args, self._accesses)
 
     @property
     def error(self) -> BaseException | None:
@@ -137,7 +148,7 @@ class ForeignCall:
         core, fn, stream = self._core, self._fn, self._stream
         assert fn is not None
         assert stream is not None
-        self._fn = None
+        self._fn = self._kept
         outer = sys.exception()
         is_here = core.is_here()
         if is_here:
@@ -159,6 +170,44 @@ class ForeignCall:
             stream._stream = None
             if is_here:
                 core.calling = None
+
+
+class RepeatedCall(ForeignCall):
+    """A call that a graph holds: on the simulator each launch makes it again.
+
+    Attributes
+    ----------
+    errors : dict of int to BaseException
+        What the function raised, by the number of the call.
+    """
+
+    __slots__ = ("_target", "errors", "num_calls")
+
+    def __init__(
+        self,
+        core: Core,
+        op: Op[Any],
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        accesses: Sequence[Access | None],
+    ) -> None:
+        super().__init__(core, op, fn, args, accesses)
+        self._kept = fn
+        self._target: Any = None
+        self.num_calls = 0
+        self.errors: dict[int, BaseException] = {}
+
+    def __call__(self, target: Any) -> int:
+        self._target = target
+        return super().__call__(target)
+
+    def _run(self, *args: Any) -> None:
+        self._stream = CallStream(self._target)
+        super()._run(*args)
+        self._result = None
+        self.num_calls += 1
+        if self._error is not None and not self._core.backend.is_cuda:
+            self.errors[self.num_calls], self._error = self._error, None
 
 
 _USE_HOST = "dev.call takes a plain function that submits; for work on the host use dev.host"
