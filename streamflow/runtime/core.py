@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextvars import Context
 from functools import partial
 from logging import getLogger
-from threading import Thread
+from threading import current_thread
 from typing import Any
 
 from streamflow.backends.base import Backend
@@ -47,7 +47,7 @@ from streamflow.runtime.scope import budgets_of, check_budgets
 from streamflow.runtime.timers import Timers
 from streamflow.runtime.tracer import Tracer
 from streamflow.runtime.waiting import Waiting
-from streamflow.scheduler.guards import check_process, guard
+from streamflow.scheduler.guards import Halt, Joinable, check_process, guard
 from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.loops import EndedShell, Shell
 from streamflow.scheduler.machine import FINAL, OpStep, step
@@ -215,12 +215,19 @@ class Core:
         self.shell = EndedShell(self.shell.key)
         self.needs_check = self.is_closing = self.is_closed = True
 
-    def on_exit(self) -> list[Thread]:
+    def on_exit(self) -> list[Joinable]:
         """Have the threads end between two steps, and return them."""
+        threads: list[Joinable] = []
+        loop = self.shell.thread
+        if loop is not current_thread() and loop.is_alive() and not self.is_closed:
+            halt = Halt()  # a daemon's: between two of its turns
+            if self.shell.call_soon_threadsafe(halt):
+                threads.append(halt)
         self.staging.stop_all()
         for pool in self.pools:
             pool.close()
-        return [*self.poller.end(), *(thread for pool in self.pools for thread in pool.threads)]
+        threads += self.poller.end()
+        return [*threads, *(thread for pool in self.pools for thread in pool.threads)]
 
     # -- streams and events ----------------------------------------------------------------
 
