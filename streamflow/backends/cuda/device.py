@@ -18,6 +18,7 @@ from cuda.core import Device, Event, EventOptions, LaunchConfig, Stream, launch
 from streamflow.backends.base import Access, Checker, DeviceProperties, KernelSpec
 from streamflow.backends.cuda.errors import DriverCallError, check, translate
 from streamflow.backends.cuda.fills import Copy, Row, plan_fill
+from streamflow.backends.cuda.graphs import CudaGraph, GraphVerbs
 from streamflow.backends.cuda.kernels import KernelLoader
 from streamflow.backends.cuda.mapped import CHUNK_NBYTES
 from streamflow.backends.cuda.mapped import holds as holds_mapped
@@ -53,7 +54,7 @@ _open: dict[int, list[CudaBackend]] = {}
 _open_lock = threading.Lock()
 
 
-class CudaBackend(PoolVerbs):
+class CudaBackend(PoolVerbs, GraphVerbs):
     """GPU ``index`` through its primary context, shared with every library in the process.
 
     Parameters
@@ -91,6 +92,8 @@ class CudaBackend(PoolVerbs):
         _CONTEXTS[index] = self._handle
         self._streams = StreamTable()
         self._pools: dict[int, Any] = {}
+        self._noting: dict[Any, CudaGraph] = {}
+        self._idle_streams: list[Any] = []
         self._between: Any = None  # the pool of copies between two blocks on the host
         self._kernels = KernelLoader(self._device)
         self._is_lost = False
@@ -196,6 +199,8 @@ class CudaBackend(PoolVerbs):
         """Stream-ordered allocation from ``pool``."""
         if self._num_devices > 1:
             self.set_current()
+        if self._noting:
+            self._refuse_node(stream, "an allocation")
         error, address = _allocate(nbytes, pool, self._streams[stream])
         if error:
             raise DriverCallError(error, "cuMemAllocFromPoolAsync")
@@ -205,6 +210,8 @@ class CudaBackend(PoolVerbs):
         """Stream-ordered free, of ``cuMemAlloc``'s memory as well."""
         if self._num_devices > 1:
             self.set_current()
+        if self._noting:
+            self._refuse_node(stream, "a free")
         (error,) = _free(address, self._streams[stream])
         if error:
             raise DriverCallError(error, "cuMemFreeAsync")
@@ -219,6 +226,8 @@ class CudaBackend(PoolVerbs):
         if holds_mapped(dst):
             self._copy_by_device(dst, src, nbytes, stream)
             return
+        if self._noting:
+            self._refuse_pageable(stream, src)
         (error,) = _copy_h2d(dst, src, nbytes, self._streams[stream])
         if error:
             self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyHtoDAsync"))
@@ -230,6 +239,8 @@ class CudaBackend(PoolVerbs):
         if holds_mapped(src):
             self._copy_by_device(dst, src, nbytes, stream)
             return
+        if self._noting:
+            self._refuse_pageable(stream, dst)
         (error,) = _copy_d2h(dst, src, nbytes, self._streams[stream])
         if error:
             self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyDtoHAsync"))
@@ -241,6 +252,8 @@ class CudaBackend(PoolVerbs):
         if holds_mapped(dst) and holds_mapped(src):
             self._copy_by_device(dst, src, nbytes, stream)
             return
+        if self._noting:
+            self._refuse_pageable(stream, dst, src)
         (error,) = _copy_d2d(dst, src, nbytes, self._streams[stream])
         if error:
             self._copy_plain(dst, src, nbytes, stream, DriverCallError(error, "cuMemcpyDtoDAsync"))
@@ -267,18 +280,28 @@ class CudaBackend(PoolVerbs):
 
     def _copy_by_device(self, dst: int, src: int, nbytes: int, stream: Any) -> None:
         """Copy between two page-locked blocks, of which one holds arrays: see ``mapped``."""
-        handle = self._streams[stream]
+        chunk_nbytes = min(nbytes, CHUNK_NBYTES)
+        if self._noting:
+            lent = self._graph_memory(stream, chunk_nbytes)
+            if lent is not None:
+                self._copy_through(lent, chunk_nbytes, dst, src, nbytes, stream)
+                return
         if self._between is None:
             self._between = self.create_pool(release_threshold_nbytes=0)
-        chunk_nbytes = min(nbytes, CHUNK_NBYTES)
         between = self.allocate(self._between, chunk_nbytes, stream)
         try:
-            for start in range(0, nbytes, chunk_nbytes):
-                size = min(chunk_nbytes, nbytes - start)
-                check(_copy_h2d(between, src + start, size, handle), "cuMemcpyHtoDAsync")
-                check(_copy_d2h(dst + start, between, size, handle), "cuMemcpyDtoHAsync")
+            self._copy_through(between, chunk_nbytes, dst, src, nbytes, stream)
         finally:
             self.deallocate(between, stream)
+
+    def _copy_through(
+        self, between: int, chunk_nbytes: int, dst: int, src: int, nbytes: int, stream: Any
+    ) -> None:
+        handle = self._streams[stream]
+        for start in range(0, nbytes, chunk_nbytes):
+            size = min(chunk_nbytes, nbytes - start)
+            check(_copy_h2d(between, src + start, size, handle), "cuMemcpyHtoDAsync")
+            check(_copy_d2h(dst + start, between, size, handle), "cuMemcpyDtoHAsync")
 
     def copy_peer(
         self, dst: int, dst_index: int, src: int, src_index: int, nbytes: int, stream: Any, /

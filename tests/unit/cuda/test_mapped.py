@@ -38,7 +38,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A backend whose driver calls are written down."""
     made = CudaBackend.__new__(CudaBackend)
     made.calls = []  # type: ignore[attr-defined]
-    made._num_devices, made._between = 1, "pool"
+    made._num_devices, made._between, made._noting = 1, "pool", {}
     made._streams = {"s": "handle"}  # type: ignore[assignment]
 
     def note(name: str) -> Any:

@@ -495,7 +495,7 @@ def _device(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("_copy_h2d", "_copy_d2h", "_copy_d2d"):
         monkeypatch.setattr(device, name, lambda dst, src, nbytes, stream: (INVALID,))
     made = object.__new__(device.CudaBackend)
-    made.index, made._num_devices, made._streams = 0, 1, {"s": "CUstream"}
+    made.index, made._num_devices, made._streams, made._noting = 0, 1, {"s": "CUstream"}, {}
     return made
 
 
