@@ -27,6 +27,7 @@ from streamflow.runtime.launch import Launcher
 from streamflow.runtime.opening import Opening
 from streamflow.runtime.pinned import PinnedPool
 from streamflow.runtime.pinning import Pin
+from streamflow.runtime.recording import refuse
 from streamflow.runtime.registry import add_open, enter_here, leave_here
 from streamflow.runtime.report import Report, make_report
 from streamflow.runtime.scope import Scope
@@ -38,6 +39,7 @@ from streamflow.scheduler.loops import current_shell
 from streamflow.scheduler.placement import Placement, PlacementRequest
 
 if TYPE_CHECKING:
+    from streamflow.capture.graph import CapturedGraph
     from streamflow.memory.mempool import MemoryPool
     from streamflow.runtime.ledger import DeviceStats
     from streamflow.runtime.mapped import MappedArray
@@ -275,9 +277,42 @@ class Device(Submit):
             Ops failed and nobody asked for their results (rule R9).
         """
         core = self._here
+        refuse(core, "nothing can be awaited before its block is left")
         if core.lost is None:
             await drain(core)
         raise_failures(core)
+
+    # -- graphs --------------------------------------------------------------------------
+
+    def capture(self, *, name: str | None = None) -> AbstractContextManager[CapturedGraph]:
+        """``with dev.capture() as graph:`` record what this task submits, to be launched later.
+
+        Nothing in the block runs. Kernels, fills, copies on the device and from and to pinned
+        memory, ``dev.call``, allocations, frees of what was allocated there, and steps of
+        ``dev.host``, which split the graph. Allocations are made at once and belong to the
+        graph, as do the arrays made by them: they hold what the latest launch wrote.
+
+        Parameters
+        ----------
+        name : str, optional
+            For errors and traces.
+
+        Ordering
+        --------
+        Within the graph by data, ``after=`` and explicit streams, as if it ran eagerly (rule
+        R3). Other tasks submit as always meanwhile.
+
+        Raises
+        ------
+        CaptureRefused
+            By the call in the block that a graph can't hold: a read on the host, an await, a
+            copy from or to pageable memory, ``after=`` work outside, another capture. Leaving
+            the block by it leaves the device as it was.
+        """
+        self._core.check_open()
+        from streamflow.capture.graph import Capture  # few programs do (R13)
+
+        return Capture(self, name)
 
     # -- looking -------------------------------------------------------------------------
 

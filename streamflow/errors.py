@@ -12,6 +12,7 @@
     ├── UpstreamFailed       (RuntimeError)   an op whose input was never made right
     ├── OpCancelled          (CancelledError) the op was removed before it was submitted
     ├── DeadlineExceeded     (TimeoutError)   ``report`` says what had not ended, and why
+    ├── CaptureRefused       (RuntimeError)   what a captured graph can't hold; with the line
     ├── RaceDetected         (RuntimeError)   work that nothing orders; ``races`` has the details
     ├── CycleFound           (ValueError)     ops that would wait for each other; with the path
     ├── WrongThread          (RuntimeError)   not the thread and loop that own the device
@@ -29,6 +30,7 @@ from concurrent.futures import CancelledError
 
 __all__ = [
     "BackendUnavailable",
+    "CaptureRefused",
     "Closed",
     "CompileFailed",
     "CycleFound",
@@ -113,6 +115,13 @@ class UpstreamFailed(StreamflowError, RuntimeError):
 
 class OpCancelled(StreamflowError, CancelledError):
     """The op was cancelled while parked and never reached the device."""
+
+
+class CaptureRefused(StreamflowError, RuntimeError):
+    """A captured graph can't hold this: a read on the host, an await, a pageable copy.
+
+    The device stays usable; nothing of the capture has run.
+    """
 
 
 class DeadlineExceeded(StreamflowError, TimeoutError):

@@ -454,6 +454,12 @@ class Backend(Protocol):
             The graph can only be closed; or the stream was used for what can't be noted down.
         """
 
+    def embed_graph(self, graph: Any, child: Any, deps: Sequence[Any], /) -> Any:
+        """A node that stands for all of ``child``, as it is now; order as for any node.
+
+        The simulator runs the nodes of ``child`` one after another.
+        """
+
     def instantiate_graph_blocking(self, graph: Any, /) -> Any:
         """What can be launched. It stays as it is if the graph grows or is closed."""
 

@@ -20,6 +20,7 @@ from streamflow.memory.space import Place
 from streamflow.runtime.array import Allocation, DeviceArray
 from streamflow.runtime.memory_queue import MemoryQueue
 from streamflow.runtime.op import Op, OpState
+from streamflow.runtime.recording import recorder_of
 from streamflow.runtime.shortage import describe_shortage
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.scheduler.hazards import Region
@@ -143,7 +144,10 @@ class Memory:
         memory = Allocation(core, address, nbytes, op, line)
         if address:
             self.live[address] = (ref(memory), nbytes, op, piece)
-        return DeviceArray(memory, memory.root, address, shape, dtype, size)
+        array = DeviceArray(memory, memory.root, address, shape, dtype, size)
+        if (recorder := recorder_of(core)) is not None:
+            recorder.hold((array,))
+        return array
 
     def _allocate_slowly(self, op: Op[None], nbytes: int, line: Timeline) -> int:
         with self._told(op):

@@ -12,6 +12,7 @@ import numpy as np
 
 from streamflow.errors import Closed
 from streamflow.runtime.op import Op
+from streamflow.runtime.recording import recorder_of, refuse
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Timeline
 
@@ -128,6 +129,7 @@ class DeviceArray:
 
     def __await__(self) -> Generator[Any, Any, DeviceArray]:
         self._core.check_here()
+        refuse(self._core, "no array can be awaited before its block is left")
         # One that has failed says so through the write below, unless that was overwritten.
         if self._staged is not None and not self._staged.done():
             yield from self._staged.__await__()
@@ -163,6 +165,8 @@ class DeviceArray:
         if memory.is_freed or memory.is_lent:
             self.check_usable()
             raise ValueError(f"{self!r} is lent by a SyncedArray, which frees it itself")
+        if (recorder := recorder_of(core)) is not None:
+            return recorder.record_free(memory, _getframe(1))
         return core.memory.free_array(memory, stream, _getframe(1))
 
     @property
@@ -174,6 +178,8 @@ class DeviceArray:
         """Raise ``Closed`` if the memory was given back."""
         if self._memory.is_freed:
             raise Closed(f"{self!r} {self._memory.gone}")
+        if (recorder := recorder_of(self._core)) is not None:
+            recorder.hold((self,))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

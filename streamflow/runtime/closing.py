@@ -225,6 +225,7 @@ def give_back_blocking(core: Core, was_drained: bool) -> list[Exception]:
         streams = [line.stream.close for line in core.lines if line.stream is not None]
         events = [event.close for event in core.events]
         steps = [
+            *core.leftovers,
             core.pins.close_blocking,
             core.staging.close_blocking,
             *streams,

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import Context
 from functools import partial
-from threading import Thread
+from logging import getLogger
+from threading import current_thread
 from typing import Any
 
 from streamflow.backends.base import Backend
@@ -35,21 +36,23 @@ from streamflow.runtime.host import HostTasks
 from streamflow.runtime.instrument import Instrument
 from streamflow.runtime.lease_queue import LeaseQueue
 from streamflow.runtime.losing import lose
-from streamflow.runtime.op import SCOPE, Op, OpState, added
+from streamflow.runtime.op import SCOPE, Op, OpState, added, next_seq
 from streamflow.runtime.parked import PickLine, no_calls
 from streamflow.runtime.parking import Parking
 from streamflow.runtime.pinning import Pins
 from streamflow.runtime.poller import Poller
+from streamflow.runtime.recording import Recording
 from streamflow.runtime.report import Report
 from streamflow.runtime.scope import budgets_of, check_budgets
 from streamflow.runtime.timers import Timers
 from streamflow.runtime.tracer import Tracer
 from streamflow.runtime.waiting import Waiting
-from streamflow.scheduler.guards import check_process, guard
+from streamflow.scheduler.guards import Halt, Joinable, check_process, guard
 from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.loops import EndedShell, Shell
 from streamflow.scheduler.machine import FINAL, OpStep, step
 from streamflow.scheduler.placement import Placement, choose_lane
+from streamflow.scheduler.reaper import post_orphan
 from streamflow.scheduler.timeline import Ticket, Timeline
 from streamflow.scheduler.workers import Workers
 
@@ -68,6 +71,7 @@ class Core:
         self.window = min(settings.window, backend.num_queued_max)
         self.instrument: Instrument | None = None
         self.tracer = Tracer(self)
+        self.recording: Recording | None = None  # while tasks capture graphs
         self.calling: str | None = None  # the op whose function runs on the loop right now
         self.placement: Placement | None = None  # the user's policy; None: by affinity
         self.lost: DeviceLost | None = None
@@ -92,6 +96,7 @@ class Core:
         self.num_finished = 0
         self.num_parked = 0
         self._dropped: deque[tuple[int, Timeline, Region]] = deque()
+        self.leftovers: deque[Callable[[], None]] = deque()  # of finalisers, for a worker thread
         self.closed_lines = ClosedLines(self)
         self.waiting = Waiting(self)
         self.failures = Failures()
@@ -144,6 +149,7 @@ class Core:
         self.is_fast = not (
             self.is_serial
             or self.instrument is not None
+            or self.recording is not None
             or self.abroad
             or self.is_naming
             or self.is_memory_short
@@ -209,12 +215,19 @@ class Core:
         self.shell = EndedShell(self.shell.key)
         self.needs_check = self.is_closing = self.is_closed = True
 
-    def on_exit(self) -> list[Thread]:
+    def on_exit(self) -> list[Joinable]:
         """Have the threads end between two steps, and return them."""
+        threads: list[Joinable] = []
+        loop = self.shell.thread
+        if loop is not current_thread() and loop.is_alive() and not self.is_closed:
+            halt = Halt()  # a daemon's: between two of its turns
+            if self.shell.call_soon_threadsafe(halt):
+                threads.append(halt)
         self.staging.stop_all()
         for pool in self.pools:
             pool.close()
-        return [*self.poller.end(), *(thread for pool in self.pools for thread in pool.threads)]
+        threads += self.poller.end()
+        return [*threads, *(thread for pool in self.pools for thread in pool.threads)]
 
     # -- streams and events ----------------------------------------------------------------
 
@@ -525,10 +538,20 @@ class Core:
             if self.is_memory_short:  # somebody waits for memory, and no turn may be coming
                 self.poller.wake()
 
+    def leave(self, action: Callable[[], None]) -> None:
+        """Have a worker thread do ``action``, sometime. Any thread; called by finalisers (R12)."""
+        if self.is_closed:
+            post_orphan(action)
+        else:
+            self.leftovers.append(action)
+            self.needs_check = True
+
     def drain_dropped(self) -> None:
         """Submit the frees that finalisers left, and close the streams."""
         if self.closed_lines:
             self.closed_lines.forget()
+        while self.leftovers:
+            self.background.submit(next_seq(), self.leftovers.popleft(), _ignore)
         if self.leases.dropped:
             self.leases.take_dropped()
         if self.pins.dropped:
@@ -556,3 +579,8 @@ class Core:
             lose(self, reason, cause)
         assert self.lost is not None
         return self.lost
+
+
+def _ignore(_: object, error: BaseException | None) -> None:
+    if error is not None:
+        getLogger("streamflow").error("clean-up failed", exc_info=error)

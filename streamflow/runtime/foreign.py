@@ -18,7 +18,7 @@ from streamflow.runtime.op import Op
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.scheduler.hazards import Region
 
-__all__ = ["CallStream", "call"]
+__all__ = ["CallStream", "ForeignCall", "call"]
 
 T = TypeVar("T")
 
@@ -62,10 +62,20 @@ class CallStream:
         return f"<CallStream {'returned' if self._stream is None else self.handle}>"
 
 
-class _Call:
+class ForeignCall:
     """One call of a function, from its submission to its outcome."""
 
-    __slots__ = ("_accesses", "_args", "_core", "_error", "_fn", "_op", "_result", "_stream")
+    __slots__ = (
+        "_accesses",
+        "_args",
+        "_core",
+        "_error",
+        "_fn",
+        "_kept",
+        "_op",
+        "_result",
+        "_stream",
+    )
 
     def __init__(
         self,
@@ -78,6 +88,7 @@ class _Call:
         self._core = core
         self._op = op
         self._fn: Callable[..., Any] | None = fn
+        self._kept: Callable[..., Any] | None = None  # for further calls
         self._args = args
         self._accesses = accesses
         self._stream: CallStream | None = None
@@ -110,6 +121,16 @@ class _Call:
         op.rare().doomed = error
         return _NUM_CALLS
 
+    def repeated(self) -> RepeatedCall:
+        """The same call, for a graph that makes it at each launch. In place of this one."""
+        assert self._fn is not None
+        return RepeatedCall(self._core, self._op, self._fn, self._args, self._accesses)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the function has raised."""
+        return self._error
+
     def finish(self) -> None:
         """The simulated device has run it: hand over the outcome, or raise it."""
         if self._error is not None:
@@ -127,7 +148,7 @@ class _Call:
         core, fn, stream = self._core, self._fn, self._stream
         assert fn is not None
         assert stream is not None
-        self._fn = None
+        self._fn = self._kept
         outer = sys.exception()
         is_here = core.is_here()
         if is_here:
@@ -149,6 +170,44 @@ class _Call:
             stream._stream = None
             if is_here:
                 core.calling = None
+
+
+class RepeatedCall(ForeignCall):
+    """A call that a graph holds: on the simulator each launch makes it again.
+
+    Attributes
+    ----------
+    errors : dict of int to BaseException
+        What the function raised, by the number of the call.
+    """
+
+    __slots__ = ("_target", "errors", "num_calls")
+
+    def __init__(
+        self,
+        core: Core,
+        op: Op[Any],
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        accesses: Sequence[Access | None],
+    ) -> None:
+        super().__init__(core, op, fn, args, accesses)
+        self._kept = fn
+        self._target: Any = None
+        self.num_calls = 0
+        self.errors: dict[int, BaseException] = {}
+
+    def __call__(self, target: Any) -> int:
+        self._target = target
+        return super().__call__(target)
+
+    def _run(self, *args: Any) -> None:
+        self._stream = CallStream(self._target)
+        super()._run(*args)
+        self._result = None
+        self.num_calls += 1
+        if self._error is not None and not self._core.backend.is_cuda:
+            self.errors[self.num_calls], self._error = self._error, None
 
 
 _USE_HOST = "dev.call takes a plain function that submits; for work on the host use dev.host"
@@ -197,7 +256,7 @@ def call(
         values = args
     else:
         values = [arg.argument() if isinstance(arg, DeviceArray) else arg for arg in args]
-    task = _Call(core, op, fn, values, accesses)
+    task = ForeignCall(core, op, fn, values, accesses)
     rare = op.rare()
     rare.on_retired = task.let_go
     if not core.backend.is_cuda:

@@ -12,6 +12,7 @@ from streamflow.memory.layout import overlaps_itself
 from streamflow.memory.page_locked import Staged, find
 from streamflow.runtime.array import DeviceArray, checked_dtype
 from streamflow.runtime.op import Op
+from streamflow.runtime.recording import recorder_of
 
 if TYPE_CHECKING:
     from streamflow.runtime.core import Core
@@ -87,6 +88,10 @@ def address_of(array: Array) -> int:
 
 def keep_alive(op: Op[Any], array: Array) -> None:
     """Keep the memory of ``array`` until ``op``, a copy by the device, has retired (rule R6)."""
+    recorder = recorder_of(op._core)
+    if recorder is not None:
+        recorder.hold((array,))
+        return
     number = op.ticket.seq
 
     def ended() -> None:

@@ -23,7 +23,7 @@ from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.placement import least_loaded
 from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
 
-__all__ = ["Launcher"]
+__all__ = ["KernelRun", "Launcher"]
 
 _MAX_CONFIGS = 1024
 _READ, _WRITE = Access.READ, Access.WRITE
@@ -77,8 +77,8 @@ class _Plan:
         self.sizes: dict[int, Any] = {}  # default geometry by the largest array's size
 
 
-class _Run:
-    """The driver call of a launch that parks: one object, since thousands may."""
+class KernelRun:
+    """The driver call of a launch that parks or is captured: one object, since thousands may."""
 
     __slots__ = ("config", "core", "plan", "values")
 
@@ -93,6 +93,19 @@ class _Run:
             return 0  # every array is empty: nothing to do, but order still holds
         self.core.backend.launch(stream, self.config, self.plan.handle, *self.values)
         return 1
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it can be made now."""
+        return self.config is _EMPTY or self.plan.handle is not None
+
+    def await_kernel(self, parked: Parked) -> None:
+        """Have ``parked``, which waits for one need more, go on once the kernel is compiled."""
+        if self.plan.error is not None:
+            self.core.parking.drop(parked, self.plan.error)
+        else:
+            parked.need = "the compiler"
+            self.plan.parked.append(parked)
 
 
 class Launcher:
@@ -193,6 +206,8 @@ class Launcher:
         if SCOPE.get() is not None and core.has_budgets():
             is_plain = False
         if not is_plain:
+            if core.recording is not None and (recorder := core.recording.here()) is not None:
+                recorder.hold(args)
             return self._submit(
                 _getframe(1), name, plan, config, values, reads, writes, line, after, is_overwrite
             )
@@ -332,7 +347,7 @@ class Launcher:
 
         parked = core.parking.submit(
             op,
-            _Run(core, plan, config, values),
+            KernelRun(core, plan, config, values),
             line=line or core.picker(op),
             reads=reads,
             writes=writes,

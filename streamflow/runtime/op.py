@@ -202,6 +202,8 @@ class Op(Generic[T]):
         core = self._core
         if core.shell.current() is not core.shell.key:
             core.check_here()
+        if core.recording is not None:
+            core.recording.refuse_await(self)
         if self._state is _SUBMITTED:
             core.reap(self.ticket.timeline)
         if self._state not in FINAL:

@@ -31,9 +31,10 @@ from streamflow.scheduler.hazards import Region, add_unpassed
 from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
 
 if TYPE_CHECKING:
+    from streamflow.backends.base import Checker
     from streamflow.runtime.core import Core
 
-__all__ = ["Parking"]
+__all__ = ["Parking", "submit_as"]
 
 _REAP_EVERY = 64
 
@@ -89,6 +90,11 @@ class Parking:
         Parked or None
             The parked op, or None when it was submitted or has failed.
         """
+        if self._core.recording is not None and op.kind != "free":  # those of dropped arrays
+            recorder = self._core.recording.here()
+            if recorder is not None:
+                recorder.record(op, run, line, reads, writes, after, start)
+                return None
         deps: list[Ticket] = []
         for ticket in after.tickets:
             add_unpassed(ticket, deps)
@@ -400,7 +406,8 @@ class Parking:
                 num_calls += len(waits)
             if tracer is not None:
                 tracer.before(op, stream)
-            num_calls += run(stream) if core.backend.checker is None else _told(op, run, stream)
+            checker = core.backend.checker
+            num_calls += run(stream) if checker is None else submit_as(checker, op, run, stream)
         except Exception as error:
             self.refused(op, error, line, event, num_calls)
             return
@@ -479,10 +486,8 @@ class Parking:
         return False
 
 
-def _told(op: Op[Any], run: Run, stream: Any) -> int:
+def submit_as(checker: Checker, op: Op[Any], run: Run, stream: Any) -> int:
     """``run(stream)``, while the backend knows whose work it is."""
-    checker = op._core.backend.checker
-    assert checker is not None
     checker.attribute(op._told)
     try:
         return run(stream)

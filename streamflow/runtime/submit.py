@@ -19,6 +19,7 @@ from streamflow.runtime.foreign import Arrays, call
 from streamflow.runtime.kernel import Kernel
 from streamflow.runtime.launch import Launcher
 from streamflow.runtime.op import SCOPE, Op
+from streamflow.runtime.recording import recorder_of, refuse
 from streamflow.runtime.stream import ENTERED, Stream, explicit_line
 from streamflow.runtime.transfers import Transfers, fill_pattern
 from streamflow.scheduler.placement import least_loaded
@@ -128,6 +129,7 @@ class Submit(ABC):
         """
         core = self._core
         core.check_open()
+        refuse(core, "alloc waits for memory; empty does not")
         checked = checked_dtype(dtype)
         _, size = checked_shape(shape, checked.itemsize)
         if timeout is not None and (isinstance(timeout, bool) or not timeout >= 0):
@@ -490,6 +492,9 @@ class Submit(ABC):
                 core.tickets_of(arg)
         label = getattr(function, "__name__", None) if name is None else name
         op: Op[Any] = Op(core, "host", label)
+        if (recorder := recorder_of(core)) is not None:
+            recorder.record_host(op, function, args, first)
+            return op
         values = [
             self._transfers.get(arg, None, None, ()) if isinstance(arg, DeviceArray) else arg
             for arg in args

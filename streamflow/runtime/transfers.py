@@ -22,6 +22,7 @@ from streamflow.runtime.host_memory import (
 )
 from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.parked import NOTHING, After, Parked, no_calls
+from streamflow.runtime.recording import recorder_of, refuse
 from streamflow.runtime.source_watch import SourceWatch
 from streamflow.runtime.staged import StagedCopies, place_in, waits_for
 from streamflow.runtime.stream import Stream, explicit_line
@@ -56,10 +57,13 @@ class Transfers:
         """Copy ``source`` into ``out`` or a new array; returns it with the op that writes it."""
         core = self._core
         if isinstance(source, Op):
+            refuse(core, f"it doesn't know the result of {source.name}")
             line = explicit_line(core, stream)
             return self._put_result(source, out, line, core.after(after))
         host = HostEnd(core, host_source(source))
         array, nbytes = host.array, host.array.nbytes
+        if nbytes and not host.is_direct:
+            refuse(core, "put takes only pinned memory there: a lease of dev.pinned, or dev.pin")
         line = explicit_line(core, stream) or self._h2d
         first = core.after(after)
         if nbytes:
@@ -71,7 +75,7 @@ class Transfers:
             self.check_array(out)
             check_same(out.shape, out.dtype, array.shape, array.dtype)
         block, is_direct = None, host.is_direct
-        if 0 < nbytes <= SMALL_NBYTES and not host.regions:
+        if 0 < nbytes <= SMALL_NBYTES and not host.regions and recorder_of(core) is None:
             # Read before this returns, pinned or not: only who leases memory knows what it is.
             is_direct = False
             block = core.pinned.try_acquire(nbytes)
@@ -181,6 +185,10 @@ class Transfers:
             into = HostEnd(core, target)
             if has_gaps(target.dtype):
                 self._keep_gaps(into)
+        if into is None or not (into.is_direct or array.nbytes == 0):
+            refuse(
+                core, "get reads on the host: call it after graph.launch(), or with a pinned out="
+            )
         line = explicit_line(core, stream) or self._d2h
         return self._get(array, into, out, line, core.after(after))
 
@@ -319,6 +327,7 @@ class Transfers:
         first = core.after(after)
         explicit = explicit_line(core, stream)
         if dst._core is not src._core:
+            refuse(core, "copies between devices have no place in it")
             from streamflow.runtime.peers import copies_straight  # few programs have two (R13)
 
             if not copies_straight(dst, src):

@@ -21,10 +21,36 @@ from weakref import WeakSet
 from streamflow.errors import ForkedProcess
 from streamflow.scheduler.reaper import orphans
 
-__all__ = ["Guarded", "check_process", "guard", "is_forked", "note_entering"]
+__all__ = ["Guarded", "Halt", "Joinable", "check_process", "guard", "is_forked", "note_entering"]
 
 EXIT_S = 1.0
 """How long the exit waits for threads: one that a stalled device holds is left alone."""
+
+
+class Joinable(Protocol):
+    """A thread, as far as its end goes."""
+
+    def join(self, timeout: float, /) -> None:
+        """Wait until it has ended, so many seconds at most."""
+
+
+class Halt:
+    """Has a thread stay where it calls this, for good: in no driver's call, and without the GIL.
+
+    The interpreter's end cuts daemon threads off when they next want the GIL. Inside a call of
+    C++ code that ended the process with "terminate called without an active exception".
+    """
+
+    def __init__(self) -> None:
+        self._has_halted = threading.Event()
+
+    def __call__(self) -> None:
+        self._has_halted.set()
+        threading.Event().wait()
+
+    def join(self, timeout: float, /) -> None:
+        """Wait for the thread to come here."""
+        self._has_halted.wait(timeout)
 
 
 class Guarded(Protocol):
@@ -33,7 +59,7 @@ class Guarded(Protocol):
     def on_fork(self) -> None:
         """Do nothing from now on: this is a child. Takes no lock."""
 
-    def on_exit(self) -> Sequence[threading.Thread]:
+    def on_exit(self) -> Sequence[Joinable]:
         """Do nothing from now on, and have these threads end. Waits for nothing."""
 
 

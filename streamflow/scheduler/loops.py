@@ -8,6 +8,7 @@ schedule it: such a task's current stream is nobody else's.
 from __future__ import annotations
 
 import sys
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -28,6 +29,8 @@ class Shell(Protocol):
     """Equal for devices of one loop; unequal otherwise (rule R11)."""
     library: str
     """``"asyncio"`` or ``"trio"``."""
+    thread: threading.Thread
+    """The thread whose loop it is."""
 
     def current(self) -> object | None:
         """The loop that runs the calling thread, to compare with :attr:`key`, or None."""
@@ -86,6 +89,7 @@ class AsyncioShell:
         self._asyncio = asyncio
         self._loop = asyncio.get_running_loop()
         self.key: object = self._loop
+        self.thread = threading.current_thread()
         # The C function behind get_running_loop(): it answers None where that would raise.
         self.current: Callable[[], object | None] = asyncio._get_running_loop
         self._context = Context()
@@ -164,6 +168,7 @@ class TrioShell:
         self._trio = trio
         self._token = trio.lowlevel.current_trio_token()
         self.key: object = self._token
+        self.thread = threading.current_thread()
         self._context = Context()
         self._callbacks: deque[Callable[[], object]] = deque()
         self._runner: Any = None  # the system task, while it is parked
@@ -301,6 +306,7 @@ class EndedShell:
 
     def __init__(self, key: object) -> None:
         self.key = key
+        self.thread = threading.current_thread()
 
     def current(self) -> None:
         return None  # so every check refuses

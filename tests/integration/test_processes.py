@@ -363,6 +363,36 @@ def test_c45_a_thread_with_a_loop_of_its_own_is_cut_off(program: Program) -> Non
     )
 
 
+def test_c45_a_loop_in_a_daemon_thread_stands_still_before_the_end(
+    loop: str, tmp_path: Path
+) -> None:
+    """Cut off inside a driver's call it may take the process with it."""
+    out, _ = Program(loop, "sim", "wall", tmp_path).run(
+        """
+        import anyio.lowlevel
+
+        async def main():
+            async with device() as dev:
+                while True:  # awaits nothing of the device's
+                    dev.zeros(64, np.float32)
+                    results.append(None)
+                    begun.set()
+                    await anyio.lowlevel.checkpoint()
+
+        def look():
+            before = len(results)
+            time.sleep(0.2)
+            print(len(results) - before)
+
+        last.append(look)
+        begun, results = threading.Event(), []
+        threading.Thread(target=run, args=(main,), daemon=True).start()
+        assert begun.wait(30)
+        """
+    )
+    assert out == "0\n"
+
+
 def test_c45_nothing_of_a_device_is_finalised_at_the_end(loop: str, tmp_path: Path) -> None:
     """A driver would be called by what is; and threads have ended before it could be."""
     out, _ = Program(loop, "sim", "virtual", tmp_path).run(

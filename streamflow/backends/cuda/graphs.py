@@ -47,7 +47,7 @@ class CudaGraph:
         end of the capture (not documented), so we never do.
     """
 
-    __slots__ = ("handle", "is_broken", "is_closed", "is_lost", "memory")
+    __slots__ = ("embedded", "handle", "is_broken", "is_closed", "is_lost", "memory")
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -55,6 +55,7 @@ class CudaGraph:
         self.is_lost = False
         self.is_closed = False
         self.memory = _Memory()
+        self.embedded: list[_Memory] = []  # of the graphs that are nodes of this one
 
     def check(self) -> None:
         """Raise if nothing can be done with it any more."""
@@ -89,12 +90,9 @@ class CudaExecutable:
         if self.is_closed:
             raise Closed("the executable is closed")
 
-    def hold(self, memory: _Memory) -> None:
+    def hold(self, graph: CudaGraph) -> None:
         """Keep the memory of a graph that it was made of or updated by."""
-        if memory.addresses:
-            with _lock:
-                memory.num_holders += 1
-            self.memory.append(memory)
+        self.memory += _held(graph)
 
 
 class GraphVerbs:
@@ -135,13 +133,7 @@ class GraphVerbs:
         self, graph: CudaGraph, run: Callable[[Any], object], deps: Sequence[CudaNode], /
     ) -> CudaNode:
         """One capture, from the leaves of ``deps`` on."""
-        graph.check()
-        if any(dep.graph is not graph for dep in deps):
-            raise ValueError("a node depends on nodes of its own graph only")
-        if len(deps) == 1:
-            before = deps[0].leaves
-        else:  # each but once: the driver takes no edge twice
-            before = list({int(leaf): leaf for dep in deps for leaf in dep.leaves}.values())
+        before = self._leaves_of(graph, deps)
         self.set_current()
         try:
             stream = self._idle_streams.pop()
@@ -157,13 +149,25 @@ class GraphVerbs:
             leaves = [check(added, call)]
         return CudaNode(graph, leaves)
 
+    def embed_graph(
+        self, graph: CudaGraph, child: CudaGraph, deps: Sequence[CudaNode], /
+    ) -> CudaNode:
+        """``cuGraphAddChildGraphNode``, which copies ``child``."""
+        child.check()
+        before = self._leaves_of(graph, deps)
+        self.set_current()
+        added = driver.cuGraphAddChildGraphNode(graph.handle, before, len(before), child.handle)
+        node = CudaNode(graph, [check(added, "cuGraphAddChildGraphNode")])
+        graph.embedded += _held(child)
+        return node
+
     def instantiate_graph_blocking(self, graph: CudaGraph, /) -> CudaExecutable:
         """``cuGraphInstantiate``."""
         graph.check()
         self.set_current()
         call = "cuGraphInstantiate"
         executable = CudaExecutable(check(driver.cuGraphInstantiate(graph.handle, 0), call))
-        executable.hold(graph.memory)
+        executable.hold(graph)
         return executable
 
     def update_graph_blocking(self, executable: CudaExecutable, graph: CudaGraph, /) -> None:
@@ -184,7 +188,7 @@ class GraphVerbs:
         if executable.memory:
             check(driver.cuCtxSynchronize(), "cuCtxSynchronize")  # launches may still use it
         held, executable.memory = executable.memory, []
-        executable.hold(graph.memory)
+        executable.hold(graph)
         _release(held)
 
     def launch_graph(self, executable: CudaExecutable, stream: Any, /) -> None:
@@ -215,7 +219,7 @@ class GraphVerbs:
             else:
                 if not found.is_lost:
                     check(driver.cuGraphDestroy(found.handle), "cuGraphDestroy")
-                held = [found.memory]
+                held = [found.memory, *found.embedded]
             _release(held)
         except DriverCallError as error:
             # A fault that shows only now is not ours to report: the ops report it.
@@ -249,6 +253,16 @@ class GraphVerbs:
         ):
             raise DeviceError("a copy from or to pageable memory can't be part of a graph")
 
+    def _leaves_of(self, graph: CudaGraph, deps: Sequence[CudaNode]) -> Sequence[Any]:
+        """What a new node of ``graph`` depends on, as the driver has it."""
+        graph.check()
+        if any(dep.graph is not graph for dep in deps):
+            raise ValueError("a node depends on nodes of its own graph only")
+        if len(deps) == 1:
+            return deps[0].leaves
+        # Each but once: the driver takes no edge twice.
+        return list({int(leaf): leaf for dep in deps for leaf in dep.leaves}.values())
+
     def _capture(
         self, graph: CudaGraph, run: Callable[[Any], object], before: Sequence[Any], stream: Any
     ) -> Sequence[Any]:
@@ -279,6 +293,15 @@ class GraphVerbs:
         graph.is_broken = False
         leaves: Sequence[Any] = found[4]
         return leaves
+
+
+def _held(graph: CudaGraph) -> list[_Memory]:
+    """What ``graph`` works with, for one holder more."""
+    held = [memory for memory in (graph.memory, *graph.embedded) if memory.addresses]
+    with _lock:
+        for memory in held:
+            memory.num_holders += 1
+    return held
 
 
 def _release(held: Sequence[_Memory]) -> None:

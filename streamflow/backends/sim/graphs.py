@@ -106,6 +106,13 @@ class SimGraph:
         self.is_broken = False
         self.is_closed = False
 
+    def add(self, work: Iterable[_Noted], deps: Iterable[SimNode], doing: Doing | None) -> SimNode:
+        """Append a node."""
+        indices = tuple(sorted({dep.index for dep in deps}))
+        node = SimNode(self, len(self.nodes), indices, tuple(work), doing)
+        self.nodes.append(node)
+        return node
+
     def check(self, device: Checks) -> None:
         """Raise if nothing can be done with it on ``device`` any more."""
         _check_handle(self, device, "graph")
@@ -188,11 +195,18 @@ class GraphVerbs(Checks):
             raise
         finally:
             stream.noted = None
-        indices = tuple(sorted({dep.index for dep in deps}))
-        doing = self.world.watcher.doing()
-        node = SimNode(graph, len(graph.nodes), indices, tuple(noted), doing)
-        graph.nodes.append(node)
-        return node
+        return graph.add(noted, deps, self.world.watcher.doing())
+
+    def embed_graph(self, graph: SimGraph, child: SimGraph, deps: Sequence[SimNode], /) -> SimNode:
+        self.counts["embed_graph"] += 1
+        self._check()
+        for each in (graph, child):
+            each.check(self)
+        if any(dep.graph is not graph for dep in deps):
+            raise ValueError("a node depends on nodes of its own graph only")
+        work = [each for node in child.nodes for each in node.work]
+        doing = child.nodes[0].doing if child.nodes else self.world.watcher.doing()
+        return graph.add(work, deps, doing)
 
     def instantiate_graph_blocking(self, graph: SimGraph, /) -> SimExecutable:
         self.counts["instantiate_graph_blocking"] += 1

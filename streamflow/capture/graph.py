@@ -1,0 +1,373 @@
+"""``dev.capture()``: the same submissions, recorded once and launched as one op."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from streamflow.backends.base import Backend
+from streamflow.capture.recorder import HostStep, Node, Recorded, TaskRecorder, told
+from streamflow.errors import Closed
+from streamflow.runtime.core import Core
+from streamflow.runtime.foreign import RepeatedCall
+from streamflow.runtime.launch import KernelRun
+from streamflow.runtime.op import Op
+from streamflow.runtime.parked import After, Parked, no_calls
+from streamflow.runtime.recording import Recording, refuse
+from streamflow.runtime.stream import Stream, explicit_line
+
+if TYPE_CHECKING:
+    from streamflow.runtime.submit import Submit
+
+__all__ = ["Capture", "CapturedGraph"]
+
+
+class _Executables:
+    """What the backend made of the parts of one graph; closed once no launch holds it (R6)."""
+
+    __slots__ = ("_core", "handles", "num_launches")
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.handles: list[Any] = []
+        self.num_launches: list[int] = []  # of the present recording, by part
+
+    def __del__(self) -> None:
+        for handle in self.handles:
+            self._core.leave(partial(self._core.backend.close_graph, handle))
+
+
+class CapturedGraph:
+    """Ops that were recorded by :meth:`Device.capture`, to be launched as often as you like.
+
+    It owns the memory that was allocated within its block, and keeps the arrays it uses.
+    """
+
+    def __init__(self, dev: Submit, name: str | None) -> None:
+        self._dev = dev
+        self._core = dev._core
+        self._name = name
+        self._recorded: Recorded | None = None
+        self._executables = _Executables(self._core)
+        self._built: Op[None] | None = None
+        self._parked: list[Op[Any]] = []  # launches that may not have been submitted
+        self._is_closed = False
+
+    # -- looking -----------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The ops on the device, in the order of their calls."""
+        return tuple(self._whole.nodes)
+
+    @property
+    def edges(self) -> tuple[tuple[Node, Node], ...]:
+        """``(earlier, later)``: what each op comes after, by data, ``after=`` or its stream."""
+        return tuple((dep, node) for node in self._whole.nodes for dep in node.deps)
+
+    @property
+    def num_parts(self) -> int:
+        """Graphs of the driver's: one more than there are host steps between ops."""
+        return sum(isinstance(part, list) for part in self._whole.parts)
+
+    @property
+    def ready(self) -> Op[None]:
+        """Ends when the graph has been built; launches wait for it by themselves."""
+        self._whole  # noqa: B018  (raises before the block is left)
+        assert self._built is not None
+        return self._built
+
+    @property
+    def _whole(self) -> Recorded:
+        if self._is_closed:
+            raise Closed(f"{self!r} is closed")
+        if self._recorded is None:
+            raise RuntimeError("the graph is still being captured: leave the block first")
+        return self._recorded
+
+    # -- running -------------------------------------------------------------------------------
+
+    def launch(
+        self, *, after: Any = (), stream: Stream | None = None, name: str | None = None
+    ) -> Op[Any]:
+        """Run everything in it, once.
+
+        Parameters
+        ----------
+        after : Op, DeviceArray, future or a sequence of these
+            What else this comes after, as for :meth:`Device.launch`.
+        stream : Stream, optional
+            Default: the current stream, else a compute lane. Within the graph only its own
+            edges count, so branches of it overlap all the same.
+        name : str, optional
+            For errors and traces; default: the graph's.
+
+        Returns
+        -------
+        Op
+            Ends when all of it has. Parked until the graph is built, which a worker thread does.
+
+        Ordering
+        --------
+        After the last write of every array it reads, and every use of those it writes; later
+        uses come after it. Launches of one graph run one after another.
+
+        Raises
+        ------
+        Closed
+            The graph or the device is closed, or an array that it uses was freed.
+        CaptureRefused
+            Called in a task that captures.
+        """
+        core = self._core
+        core.check_open()
+        refuse(core, "a graph in another one has no use: call what was captured again")
+        recorded = self._whole
+        recorded.check_usable()
+        line = explicit_line(core, stream)
+        first = core.after(after)
+        assert self._built is not None
+        if not self._built.done() or self._built._error is not None:
+            first = After([*first.tickets, self._built.ticket], first.futures)
+        label = self._name if name is None else name
+        reads = [region for region in recorded.reads if region not in recorded.writes]
+        writes = list(recorded.writes)
+        results: dict[Op[Any], Op[Any]] = {}
+        op: Op[Any] | None = None
+        place = 0
+        for part in recorded.parts or [[]]:
+            if op is not None:
+                first = After([*first.tickets, op.ticket], first.futures)
+            if isinstance(part, HostStep):
+                args = [results.get(arg, arg) if isinstance(arg, Op) else arg for arg in part.args]
+                op = self._dev.host(part.function, *args, after=op or after, name=part.op.label)
+                results[part.op] = op
+                continue
+            op = Op(core, "graph", label)
+            run = _PartRun(core.backend, self._executables, place, part)
+            op.rare().on_retired = run.let_go
+            if not core.backend.is_cuda:
+                op.rare().on_device_done = run.finish
+            core.parking.submit(
+                op, run, line=line or core.picker(op), reads=reads, writes=writes, after=first
+            )
+            place += 1
+        assert op is not None
+        self._parked = [old for old in self._parked if old.ticket.is_parked]
+        if op.ticket.is_parked:
+            self._parked.append(op)
+        return op
+
+    def update(self) -> AbstractContextManager[None]:
+        """``with graph.update():`` record the same ops again, over other arguments.
+
+        What the block submits takes the place of what was captured: other arrays to read and
+        write, other scalars, other geometry. Launches from then on run that; earlier ones don't.
+
+        Raises
+        ------
+        CaptureRefused
+            On leaving: the block's ops or their edges are others than the graph's, which then
+            stays as it was. Also what :meth:`Device.capture` refuses.
+        """
+        return _Update(self)
+
+    def close(self) -> None:
+        """Let go of its memory and arrays, once the launches so far have ended.
+
+        Raises
+        ------
+        WrongThread
+            Called on another thread or loop.
+        """
+        self._core.check_here()
+        self._is_closed = True
+        self._recorded = None
+        self._built = None
+        self._executables = _Executables(self._core)
+
+    def __enter__(self) -> CapturedGraph:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- building ------------------------------------------------------------------------------
+
+    def _build(self, recorded: Recorded) -> None:
+        """Have a worker thread make the backend's graphs, once all kernels are compiled."""
+        core = self._core
+        executables = self._executables
+        op: Op[None] = Op(core, "capture", self._name)
+        runs = {
+            node.run.plan: node.run
+            for node in recorded.nodes
+            if isinstance(node.run, KernelRun) and not node.run.is_loaded
+        }
+
+        def start(parked: Parked) -> None:
+            def done(_: None, error: BaseException | None) -> None:
+                if parked.has_left:
+                    return
+                if error is None:
+                    core.parking.host_done(parked)
+                else:
+                    core.parking.drop(parked, core.lose(error, "building a captured graph"))
+
+            core.start(op)
+            build = partial(_build_blocking, core.backend, recorded, executables)
+            core.background.submit(op.ticket.seq, build, done)
+            core.schedule_turn()
+
+        first = After([old.ticket for old in self._parked if old.ticket.is_parked])
+        parked = core.parking.submit(
+            op, no_calls, line=None, after=first, num_needs=len(runs), start=start
+        )
+        self._recorded, self._built = recorded, op
+        if parked is not None:
+            for run in runs.values():
+                run.await_kernel(parked)
+
+    def __repr__(self) -> str:
+        if self._is_closed:
+            return f"<CapturedGraph {self._name or ''} closed>"
+        if self._recorded is None:
+            return "<CapturedGraph, being captured>"
+        return f"<CapturedGraph {self._name or ''} of {len(self.nodes)} ops>"
+
+
+class _PartRun:
+    """The driver call of one launch of one part, and what that holds."""
+
+    __slots__ = ("_backend", "_calls", "_executables", "_number", "_place")
+
+    def __init__(
+        self, backend: Backend, executables: _Executables, place: int, part: list[Node]
+    ) -> None:
+        self._backend = backend
+        self._executables: _Executables | None = executables
+        self._place = place
+        self._calls = [node.run for node in part if isinstance(node.run, RepeatedCall)]
+        self._number = 0
+
+    def __call__(self, target: Any) -> int:
+        executables = self._executables
+        assert executables is not None
+        if not executables.handles:
+            return 0  # nothing was captured: order still holds
+        executables.num_launches[self._place] += 1
+        self._number = executables.num_launches[self._place]
+        self._backend.launch_graph(executables.handles[self._place], target)
+        return 1
+
+    def finish(self) -> None:
+        """Raise what a foreign function raised on the simulated device."""
+        errors = [call.errors.pop(self._number, None) for call in self._calls]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def let_go(self) -> None:
+        """The launch has retired."""
+        self._executables = None
+
+
+def _build_blocking(backend: Backend, recorded: Recorded, executables: _Executables) -> None:
+    """Make a graph of the backend's for each part, or bring those that are there up to date."""
+    parts = [part for part in recorded.parts if isinstance(part, list)]
+    is_update = bool(executables.handles)
+    executables.num_launches = [0] * len(parts)
+    for place, part in enumerate(parts):
+        graph = backend.create_graph()
+        try:
+            made: dict[Node, Any] = {}
+            for node in part:
+                deps = [made[dep] for dep in node.deps]
+                if node.child is None:
+                    made[node] = backend.add_graph_node(graph, told(node.op, node.run), deps)
+                else:
+                    made[node] = backend.embed_graph(graph, node.child, deps)
+            if is_update:
+                backend.update_graph_blocking(executables.handles[place], graph)
+            else:
+                executables.handles.append(backend.instantiate_graph_blocking(graph))
+        finally:
+            backend.close_graph(graph)
+            for node in part:
+                if node.child is not None:
+                    backend.close_graph(node.child)
+                    node.child = None
+
+
+class _Session:
+    """Has the calls of a task recorded from ``with`` on to its end."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._recorder: TaskRecorder | None = None
+        self._task: object = None
+
+    def _begin(self) -> None:
+        core = self._core
+        core.check_open()
+        if self._recorder is not None:
+            raise RuntimeError("a capture is entered once: make another one")
+        recorder = TaskRecorder(core)
+        recording = core.recording or Recording(core)
+        self._task = recording.begin(recorder)
+        self._recorder = recorder
+
+    def _end(self) -> Recorded:
+        assert self._core.recording is not None
+        assert self._recorder is not None
+        self._core.recording.end(self._task)
+        return self._recorder.recorded
+
+
+class Capture(_Session):
+    """What ``dev.capture()`` returns: entered, it gives the graph."""
+
+    def __init__(self, dev: Submit, name: str | None) -> None:
+        super().__init__(dev._core)
+        self._graph = CapturedGraph(dev, name)
+
+    def __enter__(self) -> CapturedGraph:
+        self._begin()
+        return self._graph
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        recorded = self._end()
+        if error is None:
+            self._graph._build(recorded)
+        else:
+            self._graph._is_closed = True
+
+
+class _Update(_Session):
+    """What ``graph.update()`` returns."""
+
+    def __init__(self, graph: CapturedGraph) -> None:
+        super().__init__(graph._core)
+        self._graph = graph
+
+    def __enter__(self) -> None:
+        self._graph._whole  # noqa: B018  (raises where there is nothing to update)
+        self._begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        recorded = self._end()
+        if error is None:
+            self._graph._whole.check_same_shape(recorded)
+            self._graph._build(recorded)

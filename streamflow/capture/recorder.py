@@ -1,0 +1,353 @@
+"""What a task submits while it captures, as nodes and edges.
+
+The same rules order them as order ops (R3), in books kept beside the arrays' own: what is
+recorded has no ticket and no position, so nothing outside can come to wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from streamflow.errors import CaptureRefused, Closed
+from streamflow.runtime.array import Allocation, DeviceArray
+from streamflow.runtime.core import Core
+from streamflow.runtime.foreign import ForeignCall, RepeatedCall
+from streamflow.runtime.host_memory import HostEnd
+from streamflow.runtime.launch import KernelRun
+from streamflow.runtime.op import Op, OpState, next_seq
+from streamflow.runtime.parked import After, PickLine, Run, Start
+from streamflow.runtime.parking import submit_as
+from streamflow.scheduler.hazards import Region
+from streamflow.scheduler.timeline import Ticket, Timeline
+
+__all__ = ["HostStep", "Node", "Recorded", "TaskRecorder", "told"]
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One recorded op of the device.
+
+    Attributes
+    ----------
+    kind, name, where : str
+        As an :class:`Op` has them.
+    deps : tuple of Node
+        What it comes after.
+    """
+
+    op: Op[Any]
+    run: Run
+    deps: tuple[Node, ...]
+    child: Any = None  # the backend's graph of what a foreign function submitted
+
+    @property
+    def kind(self) -> str:
+        """``"launch"``, ``"fill"``, ``"copy"``, ..."""
+        return self.op.kind
+
+    @property
+    def name(self) -> str:
+        """As errors and traces call it."""
+        return self.op.name
+
+    @property
+    def where(self) -> str:
+        """File and line of the call."""
+        return self.op.where
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name} after {', '.join(dep.name for dep in self.deps) or 'nothing'}>"
+
+
+@dataclass(slots=True, eq=False)
+class HostStep:
+    """A function of the host's between two parts of the graph."""
+
+    op: Op[Any]
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    after: tuple[Op[Any], ...]  # earlier host steps
+
+
+@dataclass(slots=True)
+class _Book:
+    """The hazards of one region within the graph."""
+
+    last_write: Node | None = None
+    reads: list[Node] = field(default_factory=list)
+
+
+class _InnerFree:
+    """Memory that was freed within the graph: the program's no more, and the graph's to its end."""
+
+    __slots__ = ("_memory",)
+
+    def __init__(self, memory: Allocation) -> None:
+        self._memory = memory
+
+    def __del__(self) -> None:
+        self._memory.is_freed = False  # its own finaliser comes next
+
+
+@dataclass(slots=True, eq=False)
+class Recorded:
+    """One recording: parts of nodes with host steps between them, and what they touch."""
+
+    core: Core
+    parts: list[list[Node] | HostStep] = field(default_factory=list)
+    reads: dict[Region, None] = field(default_factory=dict)
+    writes: dict[Region, None] = field(default_factory=dict)
+    arrays: dict[Allocation, DeviceArray] = field(default_factory=dict)
+    host_arrays: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+    inner_frees: dict[Allocation, _InnerFree] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """All nodes, in the order of their calls."""
+        for part in self.parts:
+            if isinstance(part, list):
+                yield from part
+
+    def check_usable(self) -> None:
+        """Raise unless all that it touches is still there.
+
+        Raises
+        ------
+        Closed
+            An array was freed, or a lease or pin given back.
+        """
+        for memory, array in self.arrays.items():
+            if memory.is_freed and memory not in self.inner_frees:
+                raise Closed(f"the graph uses {array!r}, which {memory.gone}")
+        for pinned in self.host_arrays.values():
+            if not HostEnd(self.core, pinned).is_direct:
+                raise Closed(
+                    f"the graph copies from or to {pinned.nbytes} bytes of pinned memory that were "
+                    "given back"
+                )
+
+    def check_same_shape(self, other: Recorded) -> None:
+        """Raise unless ``other`` has the same ops and edges.
+
+        Raises
+        ------
+        CaptureRefused
+            Naming the first that differs.
+        """
+        places: tuple[dict[Any, int], dict[Any, int]] = ({}, {})
+        for mine, new in _pairs(self.parts, other.parts):
+            for item, known in zip((mine, new), places, strict=True):
+                known[item] = len(known)
+            if mine is None or new is None or _form(mine, places[0]) != _form(new, places[1]):
+                told = "nothing" if new is None else f"{new.op.name} ({new.op.where})"
+                was = "nothing" if mine is None else f"{mine.op.name} ({mine.op.where})"
+                raise CaptureRefused(
+                    f"an update has the ops of the graph with the same edges: {told} comes where "
+                    f"{was} was"
+                )
+
+
+def _pairs(
+    mine: Sequence[list[Node] | HostStep], new: Sequence[list[Node] | HostStep]
+) -> Iterator[tuple[Node | HostStep | None, Node | HostStep | None]]:
+    flat = [
+        [item for part in parts for item in (part if isinstance(part, list) else [part])]
+        for parts in (mine, new)
+    ]
+    longest = max(map(len, flat))
+    for place in range(longest):
+        yield (
+            flat[0][place] if place < len(flat[0]) else None,
+            flat[1][place] if place < len(flat[1]) else None,
+        )
+
+
+def _form(item: Node | HostStep, places: dict[Any, int]) -> Any:
+    if isinstance(item, HostStep):
+        return "host", tuple(places.get(op, -1) for op in item.after)
+    kernel = item.run.plan.kernel if isinstance(item.run, KernelRun) else None
+    return item.kind, kernel, sorted(places[dep] for dep in item.deps)
+
+
+class TaskRecorder:
+    """The recorder of one ``with dev.capture():``."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.recorded = Recorded(core)
+        self._books: dict[Region, _Book] = {}
+        self._nodes: dict[Ticket, Node | None] = {}  # None: a host step, or of an earlier part
+        self._steps: dict[Ticket, HostStep] = {}
+        self._lines: dict[Timeline, Node] = {}  # the newest of each explicit stream
+        self._first_seq = next_seq()
+
+    # -- what the runtime calls ----------------------------------------------------------
+
+    def record(
+        self,
+        op: Op[Any],
+        run: Run,
+        line: Timeline | PickLine | None,
+        reads: Sequence[Region],
+        writes: Sequence[Region],
+        after: After,
+        start: Start | None,
+    ) -> None:
+        """See :class:`~streamflow.runtime.recording.Recorder`."""
+        try:
+            if line is None or start is not None:
+                self._refuse(op, "it has work for the host in it")
+            deps = self._named(op, after)
+        except CaptureRefused:
+            op._disown()
+            raise
+        for region in reads:
+            for each in (region, *region.overlapping):
+                book = self._books.get(each)
+                if book is not None and book.last_write is not None:
+                    deps[book.last_write] = None
+        for region in writes:
+            for each in (region, *region.overlapping):
+                book = self._books.get(each)
+                if book is not None:
+                    if book.last_write is not None:
+                        deps[book.last_write] = None
+                    deps.update(dict.fromkeys(book.reads))
+        if isinstance(line, Timeline) and line.is_ordered and line in self._lines:
+            deps[self._lines[line]] = None
+        if isinstance(run, ForeignCall):
+            run = run.repeated()
+        node = Node(op, run, tuple(deps))
+        if isinstance(run, RepeatedCall):
+            self._call(node, run)
+        for region in reads:
+            self._book(region).reads.append(node)
+            self.recorded.reads[region] = None
+        for region in writes:
+            self._written(region, node)
+            self.recorded.writes[region] = None
+        if isinstance(line, Timeline) and line.is_ordered:
+            self._lines[line] = node
+        self._nodes[op.ticket] = node
+        parts = self.recorded.parts
+        if not parts or not isinstance(parts[-1], list):
+            parts.append([])
+        part = parts[-1]
+        assert isinstance(part, list)
+        part.append(node)
+        _end(op)
+
+    def record_host(
+        self, op: Op[Any], function: Callable[..., Any], args: Sequence[Any], after: After
+    ) -> None:
+        """See :class:`~streamflow.runtime.recording.Recorder`."""
+        try:
+            self._named(op, after)
+            named = [*after.tickets, *(arg.ticket for arg in args if isinstance(arg, Op))]
+            for arg in args:
+                if isinstance(arg, Op) and arg.ticket not in self._steps:
+                    self._refuse(op, f"{arg.name} has no result in a graph")
+        except CaptureRefused:
+            op._disown()
+            raise
+        self.hold(args)
+        before = tuple(self._steps[ticket].op for ticket in named if ticket in self._steps)
+        step = HostStep(op, function, tuple(args), before)
+        self._steps[op.ticket] = step
+        # All that is before it has ended then, and nothing after it has begun.
+        self._nodes = dict.fromkeys(self._nodes)
+        self._nodes[op.ticket] = None
+        self._books.clear()
+        self._lines.clear()
+        self.recorded.parts.append(step)
+        _end(op)
+
+    def hold(self, args: Sequence[Any]) -> None:
+        """See :class:`~streamflow.runtime.recording.Recorder`."""
+        for arg in args:
+            if isinstance(arg, DeviceArray):
+                self.recorded.arrays.setdefault(arg._memory, arg)
+            elif isinstance(arg, np.ndarray):
+                self.recorded.host_arrays[id(arg)] = arg
+
+    def record_free(self, memory: Allocation, frame: FrameType) -> Op[None]:
+        """See :class:`~streamflow.runtime.recording.Recorder`."""
+        op: Op[None] = Op(self._core, "free", None, frame)
+        if memory.op.ticket.seq < self._first_seq:
+            op._disown()
+            self._refuse(op, "it frees only what was allocated in it, or the next launch lacks it")
+        memory.is_freed = True
+        self.recorded.inner_frees[memory] = _InnerFree(memory)
+        self._nodes[op.ticket] = None
+        _end(op)
+        return op
+
+    # -- books -----------------------------------------------------------------------------
+
+    def _named(self, op: Op[Any], after: After) -> dict[Node, None]:
+        """The nodes of ``after=``."""
+        if after.futures:
+            self._refuse(op, "a future in after= would be waited for once, and never again")
+        deps: dict[Node, None] = {}
+        for ticket in after.tickets:
+            if ticket in self._nodes:
+                node = self._nodes[ticket]
+                if node is not None:
+                    deps[node] = None
+            elif ticket.is_parked or (ticket.position and not ticket.is_passed):
+                self._refuse(op, "after= names what isn't in it: give that to graph.launch(after=)")
+        return deps
+
+    def _book(self, region: Region) -> _Book:
+        book = self._books.get(region)
+        if book is None:
+            book = self._books[region] = _Book()
+        return book
+
+    def _written(self, region: Region, node: Node) -> None:
+        for each in (region, *region.overlapping):
+            if region.start <= each.start and each.stop <= region.stop:
+                book = self._book(each)
+                book.last_write = node
+                book.reads.clear()
+
+    def _call(self, node: Node, call: RepeatedCall) -> None:
+        """Have a foreign function submit to a graph of its own, which becomes one node."""
+        backend = self._core.backend
+        child = backend.create_graph()
+        node.child = child
+        try:
+            backend.add_graph_node(child, told(node.op, call), ())
+            if call.error is not None:
+                raise call.error
+        except BaseException:
+            backend.close_graph(child)
+            node.op._disown()
+            raise
+
+    def _refuse(self, op: Op[Any], why: str) -> None:
+        raise CaptureRefused(f"{op.name} ({op.where}) can't be captured: {why}")
+
+
+def told(op: Op[Any], run: Run) -> Run:
+    """``run``, such that a backend that watches knows whose work it is."""
+    checker = op._core.backend.checker
+    return run if checker is None else partial(submit_as, checker, op, run)
+
+
+def _end(op: Op[Any]) -> None:
+    """A recorded op never runs by itself: who asks for its result is told."""
+    op._disown()
+    op._state = OpState.FAILED
+    op._error = CaptureRefused(
+        f"{op.name} ({op.where}) was captured: it runs when the graph is launched, so await "
+        "graph.launch()"
+    )
+    op.ticket.inherited = ()
+    op.ticket.failure = op._error
