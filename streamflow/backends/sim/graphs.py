@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphVerbs", "NotingStream", "SimExecutable", "SimGraph", "SimNode"]
 
-_Noted = tuple[str, Command]
-"""A verb, and what it would have submitted."""
+_Noted = tuple[str, Command, Doing | None]
+"""A verb, what it would have submitted, and for which op, if that is known."""
 
 _KINDS = frozenset(("launch", "call", "copy_h2d", "copy_d2h", "copy_d2d", "copy_peer", "fill"))
 
@@ -47,7 +47,8 @@ class NotingStream(SimStream):
     __slots__ = ("noted",)
 
     def __init__(self, device: SimDevice) -> None:
-        super().__init__(device, device.world.next_ordinal(), 0, 0)
+        # Not numbered as others are: graphs are built on worker threads, in no order (R15).
+        super().__init__(device, -1, 0, 0)
         self.num_work = 1 << 62
         self.noted: list[_Noted] | None = None
 
@@ -65,7 +66,7 @@ class NotingStream(SimStream):
         if command.pinned is not None:  # each launch looks for it anew
             command.pinned.drop()
             command.pinned = None
-        self.noted.append((kind, command))
+        self.noted.append((kind, command, self.world.watcher.doing()))
 
     def refuse(self, what: str) -> DeviceError:
         """The error of what no graph can hold."""
@@ -85,13 +86,12 @@ class NotingStream(SimStream):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimNode:
-    """One node; ``doing`` is the op that it was made for, if that is known."""
+    """One node; it comes after those of its graph that ``deps`` numbers."""
 
     graph: SimGraph
     index: int
     deps: tuple[int, ...]
     work: tuple[_Noted, ...]
-    doing: Doing | None
 
 
 class SimGraph:
@@ -106,10 +106,10 @@ class SimGraph:
         self.is_broken = False
         self.is_closed = False
 
-    def add(self, work: Iterable[_Noted], deps: Iterable[SimNode], doing: Doing | None) -> SimNode:
+    def add(self, work: Iterable[_Noted], deps: Iterable[SimNode]) -> SimNode:
         """Append a node."""
         indices = tuple(sorted({dep.index for dep in deps}))
-        node = SimNode(self, len(self.nodes), indices, tuple(work), doing)
+        node = SimNode(self, len(self.nodes), indices, tuple(work))
         self.nodes.append(node)
         return node
 
@@ -137,7 +137,16 @@ class SimExecutable:
         The end of the latest launch, on the stream that launched it.
     """
 
-    __slots__ = ("branches", "device", "is_closed", "last", "leaves", "nodes", "steps")
+    __slots__ = (
+        "branches",
+        "device",
+        "is_closed",
+        "last",
+        "leaves",
+        "nodes",
+        "num_branches",
+        "steps",
+    )
 
     def __init__(self, graph: SimGraph) -> None:
         self.device = graph.device
@@ -147,12 +156,16 @@ class SimExecutable:
         inner = {dep for node in self.nodes for dep in node.deps}
         self.leaves = [node.index for node in self.nodes if node.index not in inner]
         self.last: Place | None = None
-        self.branches: list[SimStream] = []
-        for number in range(num_branches):
-            world = self.device.world
-            branch = SimStream(self.device, world.next_ordinal(), 0, world.seed)
-            branch.name = f"branch {number} of a graph"
-            self.device.gpu.streams.add(branch)
+        self.num_branches = num_branches
+        self.branches: list[SimStream] = []  # made by the first launch: launches have an order
+
+    def make_branches(self) -> None:
+        """The streams of its launches, unless they are there."""
+        device, world = self.device, self.device.world
+        while len(self.branches) < self.num_branches:
+            branch = SimStream(device, world.next_ordinal(), 0, world.seed)
+            branch.name = f"branch {len(self.branches)} of a graph"
+            device.gpu.streams.add(branch)
             self.branches.append(branch)
 
 
@@ -195,7 +208,7 @@ class GraphVerbs(Checks):
             raise
         finally:
             stream.noted = None
-        return graph.add(noted, deps, self.world.watcher.doing())
+        return graph.add(noted, deps)
 
     def embed_graph(self, graph: SimGraph, child: SimGraph, deps: Sequence[SimNode], /) -> SimNode:
         self.counts["embed_graph"] += 1
@@ -204,9 +217,7 @@ class GraphVerbs(Checks):
             each.check(self)
         if any(dep.graph is not graph for dep in deps):
             raise ValueError("a node depends on nodes of its own graph only")
-        work = [each for node in child.nodes for each in node.work]
-        doing = child.nodes[0].doing if child.nodes else self.world.watcher.doing()
-        return graph.add(work, deps, doing)
+        return graph.add([each for node in child.nodes for each in node.work], deps)
 
     def instantiate_graph_blocking(self, graph: SimGraph, /) -> SimExecutable:
         self.counts["instantiate_graph_blocking"] += 1
@@ -233,11 +244,12 @@ class GraphVerbs(Checks):
                 if isinstance(stream, NotingStream):
                     raise stream.refuse("a launch of another graph")
                 raise self._full(stream)
+            executable.make_branches()
             watcher = self.world.watcher
             before = watcher.doing()
             try:
                 work = self._prepare(executable, before)
-                self._submit_nodes(executable, stream, work, before)
+                self._submit_nodes(executable, stream, work)
             finally:
                 watcher.attribute(before)
 
@@ -260,25 +272,24 @@ class GraphVerbs(Checks):
 
     # -- launching -------------------------------------------------------------------------
 
-    def _prepare(self, executable: SimExecutable, before: Doing | None) -> list[list[Command]]:
+    def _prepare(self, executable: SimExecutable, before: Doing | None) -> list[list[_Noted]]:
         """What a launch submits, by node. All that can be refused is refused here."""
-        prepared: list[list[Command]] = []
+        prepared: list[list[_Noted]] = []
         pinned: list[host_memory.HostBlock] = []
         try:
             for node, step in zip(executable.nodes, executable.steps, strict=True):
-                self.world.watcher.attribute(node.doing or before)
-                branch = executable.branches[step.branch]
-                made = []
-                for kind, noted in node.work:
+                made: list[_Noted] = []
+                for kind, noted, doing in node.work:
+                    self.world.watcher.attribute(doing or before)
                     command = copy(noted)
-                    command.stream = branch
+                    command.stream = executable.branches[step.branch]
                     if isinstance(command, CopyPeer):
                         self._check_open(command)
                     block = _hold(command)
                     if block is not None:
                         pinned.append(block)
                     command.injected = self._consult_rules(kind, command.label)
-                    made.append(command)
+                    made.append((kind, command, doing or before))
                 prepared.append(made)
         except BaseException:
             for block in pinned:
@@ -287,19 +298,14 @@ class GraphVerbs(Checks):
         return prepared
 
     def _submit_nodes(
-        self,
-        executable: SimExecutable,
-        stream: SimStream,
-        work: Iterable[list[Command]],
-        before: Doing | None,
+        self, executable: SimExecutable, stream: SimStream, work: Iterable[list[_Noted]]
     ) -> None:
         world, branches = self.world, executable.branches
         if world.races is not None:
             world.races.entered(stream)
         start = stream.place()
         ends: list[Place] = []
-        for node, step, commands in zip(executable.nodes, executable.steps, work, strict=True):
-            world.watcher.attribute(node.doing or before)
+        for step, commands in zip(executable.steps, work, strict=True):
             branch = branches[step.branch]
             if step.is_root:
                 branch.follow(start)
@@ -307,7 +313,8 @@ class GraphVerbs(Checks):
                     branch.follow(executable.last)
             for dep in step.waits:
                 branch.follow(ends[dep])
-            for command in commands:
+            for _, command, doing in commands:
+                world.watcher.attribute(doing)
                 if isinstance(command, CopyH2D):
                     self._watch(command)
                 if world.races is not None:
@@ -372,7 +379,7 @@ def _check_alike(ours: Sequence[SimNode], theirs: Sequence[SimNode]) -> None:
             "instantiate that one"
         )
     for our, their in zip(ours, theirs, strict=True):
-        found = [[kind for kind, _ in node.work] for node in (our, their)]
+        found = [[kind for kind, *_ in node.work] for node in (our, their)]
         if our.deps != their.deps:
             raise DeviceError(f"node {our.index} has other dependencies in the graph to update by")
         if found[0] != found[1]:

@@ -390,6 +390,26 @@ class GraphContract(Harness):
         graph.close()
         backend.free_pinned_blocking(mapped)
 
+    def test_a_graph_may_be_a_node_of_another(self, rig: Rig, graph: _Graph) -> None:
+        backend = rig.backend
+        x, y = _floats(rig, 0), _floats(rig, 0)
+        child = _Graph(rig)
+        child.axpy(y, 1.0, x, child.axpy(x, 1.0, x))
+        first = graph.fill(x, 1)
+        node = backend.embed_graph(graph.handle, child.handle, [first, graph.fill(y, 0)])
+        node = backend.embed_graph(graph.handle, child.handle, [node])
+        child.fill(x, 77)  # it is what it was
+        child.close()
+        graph.axpy(y, 10.0, x, node)
+        executable = graph.instantiate()
+        for _ in range(2):
+            backend.launch_graph(executable, rig.stream)
+        assert _values(rig, y) == {46.0}
+        other = _Graph(rig)
+        with pytest.raises(ValueError, match="own graph"):
+            backend.embed_graph(other.handle, graph.handle, [node])
+        other.close()
+
     # -- updating --------------------------------------------------------------------------
 
     def _chain(self, rig: Rig, y: int, a: float, x: int, value: float) -> _Graph:
@@ -452,10 +472,11 @@ class GraphContract(Harness):
         broken.fill(y, 1)
         with pytest.raises(ZeroDivisionError, match="in the middle"):
             broken.add(run)
-        for call in (
+        calls: list[Callable[[], object]] = [
             lambda: broken.fill(y, 1),
             lambda: backend.instantiate_graph_blocking(broken.handle),
-        ):
+        ]
+        for call in calls:
             with pytest.raises(DeviceError, match="can only be closed"):
                 call()
         broken.close()

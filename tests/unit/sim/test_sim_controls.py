@@ -314,6 +314,8 @@ def test_every_verb_of_the_protocol_counts_under_its_name(lab, sim, submits):
     device.launch_config((1, 1, 1), (1, 1, 1), 0)
     graph = device.create_graph()
     device.add_graph_node(graph, lambda noting: None, ())
+    whole = device.create_graph()
+    device.embed_graph(whole, graph, ())
     executable = device.instantiate_graph_blocking(graph)
     device.update_graph_blocking(executable, graph)
     device.launch_graph(executable, stream)
