@@ -26,6 +26,7 @@ BENCHMARKS = {
     "P4P5": "p04_p05_copies",
     "P7": "p07_memory",
     "P8": "p08_leases",
+    "P9": "p09_graph",
     "mapped": "mapped",
     "suballocators": "p07_suballocators",
     "fragmentation": "fragmentation",
