@@ -59,7 +59,7 @@ class FakeDriver:
             return 1, 99, "graph", list(self.leaves), [None], len(self.leaves)
         elif name == "cuStreamEndCapture":
             return ("graph",)
-        elif name == "cuGraphAddEmptyNode":
+        elif name in ("cuGraphAddEmptyNode", "cuGraphAddChildGraphNode"):
             self.num_nodes += 1
             return (self.num_nodes,)
         elif name in ("cuGraphCreate", "cuGraphInstantiate", "cuMemAlloc", "cuGraphExecUpdate"):
@@ -330,5 +330,37 @@ def test_copies_by_the_device_go_through_memory_of_the_graph(
     other = backend.create_graph()
     backend.update_graph_blocking(executable, other)
     assert fake.names()[-2:] == ["cuCtxSynchronize", "cuMemFree"]
+    backend.close_graph(executable)
+    assert fake.made("cuMemFree") == [(0x7000,)]
+
+
+def test_a_graph_becomes_a_node_of_another(backend: Any, fake: FakeDriver) -> None:
+    graph, child = backend.create_graph(), backend.create_graph()
+    deps = [add(backend, fake, graph), add(backend, fake, graph)]
+    add(backend, fake, child)
+    node = backend.embed_graph(graph, child, [*deps, deps[0]])
+    assert fake.made("cuGraphAddChildGraphNode") == [
+        ("cuGraphCreate 1", [1, 2], 2, "cuGraphCreate 2")
+    ]
+    assert add(backend, fake, graph, node).leaves == [5]
+    assert fake.made("cuStreamBeginCaptureToGraph")[-1][2] == [4]
+    with pytest.raises(ValueError, match="own graph"):
+        backend.embed_graph(child, graph, [node])
+
+
+def test_memory_of_a_child_lives_as_long_as_what_embeds_it(backend: Any, fake: FakeDriver) -> None:
+    graph, child = backend.create_graph(), backend.create_graph()
+    mapped.add(1 << 40, 256)
+    try:
+        backend.add_graph_node(
+            child, lambda stream: backend.copy_h2d(1 << 40, 0x10, 200, stream), ()
+        )
+    finally:
+        mapped.remove(1 << 40)
+    backend.embed_graph(graph, child, ())
+    backend.close_graph(child)
+    executable = backend.instantiate_graph_blocking(graph)
+    backend.close_graph(graph)
+    assert fake.made("cuMemFree") == []
     backend.close_graph(executable)
     assert fake.made("cuMemFree") == [(0x7000,)]
