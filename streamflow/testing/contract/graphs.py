@@ -165,6 +165,9 @@ class GraphContract(Harness):
         backend, graph = rig.backend, _Graph(rig)
         address = _floats(rig, 5)
         host, view = rig.pinned(_NBYTES)
+        with self.running(rig, rig.stream):
+            pass  # its kernel is loaded now: a capture is no place for that
+        rig.finish()
         with ExitStack() as stack:
             graph.add(lambda stream: stack.enter_context(self.running(rig, stream)))
             graph.add(lambda stream: backend.copy_d2h(host, address, _NBYTES, stream))
@@ -224,19 +227,20 @@ class GraphContract(Harness):
     def test_a_launch_keeps_its_place_in_the_stream(self, rig: Rig, graph: _Graph) -> None:
         """A graph runs after what its stream held at the launch, and before what comes later."""
         backend = rig.backend
-        x, y = _floats(rig, 0), _floats(rig, 0)
-        graph.axpy(y, 1.0, x)
-        graph.axpy(x, 1.0, x, graph.axpy(y, 10.0, x))  # on a branch of its own, where there are
+        x, *parts = (_floats(rig, 0) for _ in range(4))
+        for part in parts:
+            graph.axpy(part, 1.0, x)
         executable = graph.instantiate()
         with self.stall(rig, rig.stream):
-            backend.fill(x, np.float32(1).tobytes(), _N, rig.stream)
-            backend.fill(y, np.float32(0).tobytes(), _N, rig.stream)
+            for address, value in ((x, 1), *((part, 50) for part in parts)):
+                backend.fill(address, np.float32(value).tobytes(), _N, rig.stream)
             backend.launch_graph(executable, rig.stream)
             backend.fill(x, np.float32(100).tobytes(), _N, rig.stream)
             done = rig.mark(rig.stream)
             settle(backend)
             assert not done.is_done
         drain(backend, done)
+        assert [_values(rig, part) for part in parts] == [{51.0}] * 3
         assert _values(rig, x) == {100.0}
 
     def test_streams_that_wait_for_a_launch_see_all_of_it(self, rig: Rig, graph: _Graph) -> None:
@@ -262,8 +266,10 @@ class GraphContract(Harness):
     ) -> None:
         """A launch waits for the executable's launch before it, also on another stream."""
         backend, other = rig.backend, rig.backend.create_stream()
-        y = _floats(rig, 1)
-        graph.axpy(y, 1.0, y)
+        x, y, total = _floats(rig, 0), _floats(rig, 0), _floats(rig, 0)
+        # The other root of the next launch has nothing before it but the launch before.
+        node = graph.axpy(y, 1.0, x, graph.fill(x, 1), graph.fill(y, 0))
+        graph.axpy(total, 1.0, y, node)
         executable = graph.instantiate()
         with self.stall(rig, rig.stream):
             backend.launch_graph(executable, rig.stream)
@@ -273,7 +279,8 @@ class GraphContract(Harness):
             assert not done.is_done
         drain(backend, done)
         backend.launch_graph(executable, rig.stream)
-        assert _values(rig, y) == {8.0}
+        assert _values(rig, y) == {1.0}
+        assert _values(rig, total) == {3.0}
         other.close()
 
     @fidelity
@@ -312,8 +319,10 @@ class GraphContract(Harness):
             node = graph.fill(y, 1, node)
         executable = graph.instantiate()
         with self.stall(rig, rig.stream):
+            held = rig.mark(rig.stream)
             for _ in range(100):  # 5000 nodes
                 backend.launch_graph(executable, rig.stream)
+            assert not held.is_done  # no launch has blocked until what holds the stream gave up
         assert _values(rig, y) == {1.0}
 
     # -- what nodes do ---------------------------------------------------------------------
@@ -424,9 +433,9 @@ class GraphContract(Harness):
         x, y, z = (_floats(rig, 0) for _ in range(3))
         first = self._chain(rig, y, 2.0, x, 3)
         executable = first.instantiate()
+        second = self._chain(rig, z, 10.0, x, 5)
         with self.stall(rig, rig.stream):
             backend.launch_graph(executable, rig.stream)  # is as it was, whenever it runs
-            second = self._chain(rig, z, 10.0, x, 5)
             backend.update_graph_blocking(executable, second.handle)
             second.close()
             backend.launch_graph(executable, rig.stream)

@@ -114,14 +114,14 @@ def test_a_chain_takes_the_sum_of_its_nodes(lab: Any, graphs: Graphs) -> None:
 
 
 def test_launches_of_one_executable_do_not_overlap(lab: Any, graphs: Graphs) -> None:
-    graphs.launch("long", cost_s=4 * MS)
-    graphs.launch("short", cost_s=1 * MS)  # idle for 3 ms, and not used by the next launch
+    first, second = graphs.launch("first", cost_s=4 * MS), graphs.launch("second")
+    graphs.launch("last", second, first, cost_s=4 * MS)  # where the first ran all is idle then
     executable = graphs.done()
     start_s = lab.device.clock_s()
     for _ in range(3):
         lab.device.launch_graph(executable, lab.stream())
     lab.run()
-    assert lab.device.clock_s() - start_s == pytest.approx(12 * MS)
+    assert lab.device.clock_s() - start_s == pytest.approx(24 * MS)
 
 
 def test_two_executables_overlap(lab: Any, graphs: Graphs) -> None:
@@ -165,12 +165,25 @@ def test_edges_are_order_to_the_race_checker(checked: Any) -> None:
     graphs.write(address, *readers)
     executable = graphs.done()
     other = checked.stream()
+    checked.device.fill(address, b"\2", 4 * N, stream)
     for _ in range(2):
         checked.device.launch_graph(executable, stream)
         other.wait(checked.record(stream))
         checked.device.launch_graph(executable, other)
         stream.wait(checked.record(other))
     checked.device.fill(address, b"\2", 4 * N, stream)
+    checked.run()
+    assert checked.device.controls().races == ()
+
+
+def test_launches_of_one_executable_are_in_order_to_the_race_checker(checked: Any) -> None:
+    graphs, stream = Graphs(checked), checked.stream()
+    address = ready(checked, stream)
+    root = graphs.read(address)
+    graphs.write(address, graphs.launch("other root"), root)
+    executable = graphs.done()
+    for _ in range(3):
+        checked.device.launch_graph(executable, checked.stream())
     checked.run()
     assert checked.device.controls().races == ()
 
@@ -288,6 +301,28 @@ def test_a_sticky_fault_in_a_node_loses_the_device_when_it_runs(
     with pytest.raises(DeviceLost):
         lab.device.launch_graph(executable, stream)
     lab.device.close_graph(executable)
+
+
+def test_a_fault_elsewhere_ends_a_graph_in_flight(lab: Any, graphs: Graphs, sim: Any) -> None:
+    graphs.mark("b", graphs.mark("a"))
+    lab.device.launch_graph(graphs.done(), lab.stream())
+    with sim.fail(kind="launch"):
+        lab.launch(lab.stream(), nothing, name="fault", cost_s=lambda: 1.5 * MS)
+    lab.run()
+    assert lab.log == ["a"]
+
+
+def test_a_peer_that_was_closed_is_missed_at_the_launch(open_lab: Callable[..., Any]) -> None:
+    lab, peer = (open_lab(index, key="pair", devices=2) for index in (0, 1))
+    graphs, stream = Graphs(lab), lab.stream()
+    ours, theirs = lab.allocate(stream, 64), peer.allocate(peer.stream(), 64)
+    graphs.add(lambda noting: lab.device.copy_peer(theirs, 1, ours, 0, 64, noting))
+    executable = graphs.done()
+    lab.device.launch_graph(executable, stream)
+    lab.run()
+    peer.device.close()
+    with pytest.raises(DeviceError, match="device 1 was closed"):
+        lab.device.launch_graph(executable, stream)
 
 
 def test_a_body_that_raises_in_a_node_loses_the_device(lab: Any, graphs: Graphs) -> None:
@@ -479,10 +514,12 @@ def test_r15_a_seed_gives_one_schedule(open_lab: Callable[..., Any]) -> None:
 def test_predicted_time_charges_the_host_for_one_call(open_lab: Callable[..., Any]) -> None:
     lab = open_lab(key=object(), predict=True)
     graphs = Graphs(lab)
-    node = graphs.launch("k", cost_s=0)
+    stream = lab.stream()
+    args = (lab.view(lab.allocate(stream, 4 * N), N),)
+    node = graphs.launch("k", access="w", args=args, cost_s=0)
     for _ in range(99):
-        node = graphs.launch("k", node, cost_s=0)
-    executable, stream = graphs.done(), lab.stream()
+        node = graphs.launch("k", node, access="w", args=args, cost_s=0)
+    executable = graphs.done()
     start_s = lab.device.clock_s()
     lab.device.launch_graph(executable, stream)
     assert lab.device.clock_s() - start_s == pytest.approx(lab.device.gpu.model.host_launch_s)
