@@ -17,6 +17,7 @@ import pytest
 _MODULES = (
     "devices",
     "fidelity",
+    "graph_nodes",
     "graphs",
     "guide",
     "harness",
@@ -35,6 +36,7 @@ pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _MODULES))
 
 from streamflow.testing.contract.devices import DeviceContract, PeerContract  # noqa: E402
 from streamflow.testing.contract.fidelity import FidelityContract  # noqa: E402
+from streamflow.testing.contract.graph_nodes import GraphNodesContract  # noqa: E402
 from streamflow.testing.contract.graphs import GraphContract  # noqa: E402
 from streamflow.testing.contract.guide import GuideContract  # noqa: E402
 from streamflow.testing.contract.harness import Harness, Rig, drain  # noqa: E402
@@ -60,6 +62,7 @@ class BackendContract(
     PoolRulesContract,
     KernelContract,
     GraphContract,
+    GraphNodesContract,
     DeviceContract,
     FidelityContract,
     ProgramContract,
