@@ -110,7 +110,7 @@ class _Stage:
         if since_s is None:
             _remember(self.early, item, time_s)
         else:
-            self.busy_s += time_s - (max(since_s, self.last_s))
+            self.busy_s += time_s - max(since_s, self.last_s)
         self.last_s = time_s
 
 
