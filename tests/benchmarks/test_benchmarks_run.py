@@ -16,7 +16,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("P1", "P2", "P3", "P4P5", "P7", "P8", "P10", "P12", "P13", "R1", "R4R7"),
+        *("P1", "P2", "P3", "P4P5", "P6", "P7", "P8", "P10", "P12", "P13", "R1", "R4R7"),
         *("overhead", "calibration", "suballocators", "fragmentation", "mapped"),
     ],
 )
