@@ -252,7 +252,7 @@ class Pipeline:
         raise ValueError(f"{verb} can't come where items are {self._part.value}: {remedy}")
 
     def _unique(self, name: str) -> str:
-        taken = {"source", "put", "get", *(stage.name for stage in self._stages)}
+        taken = {"source", "put", "get", "consumer", *(stage.name for stage in self._stages)}
         found, number = name, 1
         while found in taken:
             number += 1
@@ -276,11 +276,20 @@ class Pipeline:
         opened = [source.begin() for source in self._sources()]
         bar = open_progress(self._options.progress, self._total())
         work = Work(core)
-        meter = self._meter = Meter(self._names())
+        names = self._names()
+        meter = self._meter = Meter(names)
         node = self._assemble(core, work, meter, opened)
         options = self._options
         pump = Pump(
-            core, work, node, opened, meter, bar, depth=options.depth, ordered=options.ordered
+            core,
+            work,
+            node,
+            opened,
+            meter,
+            _Clock(core, meter, len(names) - 1),
+            bar,
+            depth=options.depth,
+            ordered=options.ordered,
         )
         return Items(pump, core)
 
@@ -352,7 +361,7 @@ class Pipeline:
         """The stages in the order that an item goes through them."""
         parts = {part: [s.name for s in self._stages if s.part is part] for part in _Part}
         ends = [] if self._part is _Part.LOADER else ["get", *parts[_Part.AFTER]]
-        return ["source", *parts[_Part.BEFORE], "put", *parts[_Part.DEVICE], *ends]
+        return ["source", *parts[_Part.BEFORE], "put", *parts[_Part.DEVICE], *ends, "consumer"]
 
     def _total(self) -> int | None:
         """How many items will come out, where that is known."""

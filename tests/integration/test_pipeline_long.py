@@ -90,7 +90,6 @@ def test_the_slowest_stage_is_the_bottleneck(
 
     async def main() -> sf.PipelineStats:
         async with virtual(rates=rates) as dev:
-
             slow, working = dev.stream("slow"), dev.stream("work")
 
             async def pass_time() -> None:
