@@ -14,7 +14,9 @@ ON_BEHALF: ContextVar[tuple[CodeType, int] | None] = ContextVar("streamflow_call
 """Where a call was made that is only carried out now, from the event loop."""
 
 _PACKAGE = Path(__file__).parents[1]
-_OWN = tuple(str(_PACKAGE / part) for part in ("runtime", "backends", "memory", "device.py"))
+_OWN = tuple(
+    str(_PACKAGE / part) for part in ("runtime", "pipeline", "backends", "memory", "device.py")
+)
 _is_own: dict[str, bool] = {}
 
 

@@ -124,7 +124,11 @@ class OnDevice(Sequencer):
         put_allocations = {array._memory for array in put}
         for step in self._steps:
             work.at = f"stage {step.name!r} of the pipeline, item {number}"
-            value = step.function(self._dev, value)
+            work.is_programs = True
+            try:
+                value = step.function(self._dev, value)
+            finally:
+                work.is_programs = False
             _check_returned(value, step.name)
             self._note(step.clock, number, [a for a in leaves(value) if _is_array(a)])
         arrays = [leaf for leaf in leaves(value) if _is_array(leaf)]

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from streamflow.backends.origin import user_instruction
 from streamflow.pipeline.flow import Node
 from streamflow.pipeline.on_device import OnDevice, Step
 from streamflow.pipeline.progress import Progress, open_progress
@@ -82,10 +83,13 @@ class Pipeline:
     will. Other values in one go along untouched.
     """
 
-    def __init__(self, dev: Submit, source: Source, options: _Options) -> None:
+    def __init__(
+        self, dev: Submit, source: Source, options: _Options, origin: tuple[CodeType, int]
+    ) -> None:
         self._dev = dev
         self._source = source
         self._options = options
+        self._origin = origin
         self._stages: tuple[_Stage, ...] = ()
         self._part = _Part.BEFORE
         self._meter: Meter | None = None
@@ -236,7 +240,7 @@ class Pipeline:
         return self._with(_Stage(verb, self._part, self._unique(name), **known), self._part)
 
     def _with(self, stage: _Stage | None, part: _Part) -> Pipeline:
-        made = Pipeline(self._dev, self._source, self._options)
+        made = Pipeline(self._dev, self._source, self._options, self._origin)
         made._stages = self._stages if stage is None else (*self._stages, stage)
         made._part = part
         return made
@@ -275,7 +279,7 @@ class Pipeline:
         core.check_open()
         opened = [source.begin() for source in self._sources()]
         bar = open_progress(self._options.progress, self._total())
-        work = Work(core)
+        work = Work(core, self._origin)
         names = self._names()
         meter = self._meter = Meter(names)
         node = self._assemble(core, work, meter, opened)
@@ -471,7 +475,10 @@ class Items:
         Exception
             What failed at this place; the good items before it have come. The run is over then.
         """
-        return await self._pump.next_item()
+        try:
+            return await self._pump.next_item()
+        finally:
+            del self  # what is raised has this frame, and would keep the run from ending
 
     async def aclose(self) -> None:
         """Leave: returns once the work in flight has ended and the source was closed."""
@@ -533,7 +540,8 @@ def make_pipeline(
         progress,
         bool(ordered),
     )
-    return Pipeline(dev, Source(source, batch_size=batch_size, is_owner=source_owns), options)
+    found = Source(source, batch_size=batch_size, is_owner=bool(source_owns))
+    return Pipeline(dev, found, options, user_instruction())
 
 
 def _check_function(function: object, verb: str, form: str) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from streamflow.backends.origin import ON_BEHALF
 from streamflow.runtime.failures import add_note, placed
 from streamflow.runtime.op import SCOPE, Op, OpState
 from streamflow.runtime.scope import Scope, budgets_of
@@ -27,7 +29,7 @@ class Work(Scope):
     It is entered by no task (rule R11): whatever is called by :meth:`run` belongs to it.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, origin: tuple[CodeType, int]) -> None:
         super().__init__(core, limit=None, deadline=None, name="pipeline")
         self._outer = SCOPE.get()
         self.budgets = budgets_of(core)
@@ -35,12 +37,16 @@ class Work(Scope):
         self.is_stopped = False
         self.at: str | None = None
         """Which stage is submitting, and for which item; for errors."""
+        self._origin = origin  # the line that made the pipeline: what we submit is said to be there
+        self.is_programs = False
+        """Whether a function of the program's is submitting, which has lines of its own."""
         self._gathered: list[Op[Any]] | None = None
         self._kept: set[Op[Any]] = set()  # the consumer has got their arrays: never dropped
         self._places: dict[Op[Any], str] = {}
         self._blamed: dict[int, tuple[BaseException, str]] = {}  # root causes, by id
         self._context = copy_context()
         self._context.run(SCOPE.set, self)
+        self._context.run(ON_BEHALF.set, origin)
         # The program's current stream would put all that is to overlap one after the other.
         self._context.run(ENTERED.set, ())
 
@@ -108,6 +114,10 @@ class Work(Scope):
 
     def _adopt(self, op: Op[Any]) -> None:
         super()._adopt(op)
+        if not self.is_programs:
+            op._code, op._lasti = self._origin
+        if self.is_stopped:  # a mark behind what has failed and still runs
+            self._core.want(op)
         if self._gathered is not None and self.at is not None:
             self._gathered.append(op)
         if self.at is not None:

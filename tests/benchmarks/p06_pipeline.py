@@ -91,7 +91,7 @@ class _Ours:
     async def run(self, consume: Consume, *, source_owns: bool = False) -> str:
         """One round; returns where its time went."""
         pipeline = self._dev.pipeline(self._batches, depth=_DEPTH, source_owns=source_owns).map(
-            self._step
+            self._step, name="kernel"
         )
         number = 0
         async for result in pipeline:
