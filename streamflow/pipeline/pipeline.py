@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from streamflow.backends.origin import user_instruction
 from streamflow.pipeline.flow import Node
 from streamflow.pipeline.on_device import OnDevice, Step
-from streamflow.pipeline.progress import Progress, open_progress
+from streamflow.pipeline.progress import Progress, check_progress, open_progress
 from streamflow.pipeline.pump import Pump
 from streamflow.pipeline.sources import Opened, Source, SourceLike, checked_count
 from streamflow.pipeline.stages import Batch, Filter, Map, Pulls, Unbatch, Zip
@@ -534,6 +534,7 @@ def make_pipeline(
     """What :meth:`Device.pipeline` returns."""
     core = dev._core
     core.check_open()
+    check_progress(progress)
     options = _Options(
         core.settings.pipeline_depth if depth is None else checked_count(depth, "depth"),
         None if limit is None else parse_nbytes(limit),
