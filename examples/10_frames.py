@@ -19,6 +19,7 @@ from PIL import Image
 import streamflow as sf
 
 # needs: PIL
+# needs: tqdm
 
 NUM_FRAMES = 16
 ROWS, COLUMNS = 180, 240

@@ -64,10 +64,10 @@ async def _run(options: Options, report: Report) -> None:
             expected = await _expected(dev, batches, steps)
             cases: dict[str, Case] = {
                 "streamflow": lambda: ours.run(_drop),
-                "streamflow, source_owns": lambda: ours.run(_drop, source_owns=True),
+                "streamflow, depth 4": lambda: ours.run(_drop, depth=4),
             }
             await ours.run(_checked(expected))
-            await ours.run(_checked(expected), source_owns=True)
+            await ours.run(_checked(expected), depth=4)
             for name, case in (peers.cases() if peers is not None else {}).items():
                 case(_checked(expected))
                 cases[name] = _as_case(case)
@@ -88,11 +88,9 @@ class _Ours:
         dev.launch(blend, x, self._steps, x.size)
         return x
 
-    async def run(self, consume: Consume, *, source_owns: bool = False) -> str:
+    async def run(self, consume: Consume, *, depth: int = _DEPTH) -> str:
         """One round; returns where its time went."""
-        pipeline = self._dev.pipeline(self._batches, depth=_DEPTH, source_owns=source_owns).map(
-            self._step, name="kernel"
-        )
+        pipeline = self._dev.pipeline(self._batches, depth=depth).map(self._step, name="kernel")
         number = 0
         async for result in pipeline:
             consume(number, result)
