@@ -213,6 +213,8 @@ class GraphVerbs:
         if found.is_closed:
             return
         found.is_closed = True
+        if isinstance(found, CudaGraph):
+            found.steps = []
         if self._is_lost:  # every call would fail; the driver reclaims all with the process
             return
         try:
@@ -221,7 +223,6 @@ class GraphVerbs:
                 check(driver.cuGraphExecDestroy(found.handle), "cuGraphExecDestroy")
                 held = found.memory
             else:
-                found.steps = []
                 if not found.is_lost:
                     check(driver.cuGraphDestroy(found.handle), "cuGraphDestroy")
                 held = [found.memory, *found.embedded]
