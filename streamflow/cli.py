@@ -347,7 +347,7 @@ def _print_replayed(
             json.dumps({**facts, "problems": list(plan.problems), "resources": rows}, indent=1)
         )
         return
-    from streamflow.trace.units import spell_bytes
+    from streamflow.runtime.units import spell_bytes
 
     _print_facts({**facts, "problems": len(plan.problems) or None}, as_json=False)
     table = Table(box=None, padding=(0, 1), pad_edge=False)

@@ -51,6 +51,8 @@ class Settings:
         ``"auto"``, ``"cuda"``, ``"sim"`` or a registered name (rule R14).
     compute_lanes : int
         Streams that kernels without an explicit stream are spread over.
+    pipeline_depth : int
+        Items of a pipeline between the pull and the end of what its consumer needs of them.
     block : int
         Threads per block of the default geometry.
     window : int
@@ -80,6 +82,7 @@ class Settings:
 
     backend: str = "auto"
     compute_lanes: int = 4
+    pipeline_depth: int = 3
     block: int = 256
     window: int = 512
     spin_us: float = 400.0
@@ -96,6 +99,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in (
             "compute_lanes",
+            "pipeline_depth",
             "block",
             "window",
             "staging_threads",

@@ -41,6 +41,9 @@ from streamflow.scheduler.placement import Placement, PlacementRequest
 if TYPE_CHECKING:
     from streamflow.capture.graph import CapturedGraph
     from streamflow.memory.mempool import MemoryPool
+    from streamflow.pipeline.pipeline import Pipeline
+    from streamflow.pipeline.progress import Progress
+    from streamflow.pipeline.sources import SourceLike
     from streamflow.runtime.ledger import DeviceStats
     from streamflow.runtime.mapped import MappedArray
     from streamflow.trace.model import Trace
@@ -259,6 +262,71 @@ class Device(Submit):
             where=here(),
         )
         return Stream(core, line, priority)
+
+    def pipeline(
+        self,
+        source: SourceLike,
+        *,
+        depth: int | None = None,
+        limit: int | str | None = None,
+        progress: Progress = False,
+        ordered: bool = True,
+        source_owns: bool = False,
+        batch_size: int | None = None,
+    ) -> Pipeline:
+        """Take the items of a source through the device, the copies of some under others' work.
+
+        ``async for out in dev.pipeline(batches).map(model)``.
+
+        Parameters
+        ----------
+        source : iterable, async iterable or callable
+            Of items: ndarrays, or tuples, lists, dicts and dataclasses with some. A callable is
+            called once per run, on a worker thread, and returns an iterable. Iterators are
+            pulled on a worker thread, asynchronous ones on the loop.
+        depth : int, optional
+            Items between the pull and the end of what the consumer needs of them, and so how far
+            ahead of the consumer the source is pulled. Default: ``settings.pipeline_depth``.
+        limit : int or str, optional
+            Bytes of those items on the device, as they came there and as the last stage returned
+            them. ``4096``, ``"512MiB"``, ``"2GB"``.
+        progress : bool, mapping or bar
+            True for a bar of tqdm's, a mapping of its arguments, or a bar of your own.
+        ordered : bool
+            False: items come out as they get ready.
+        source_owns : bool
+            Each item has memory of its own. Otherwise the next one is pulled once the last was
+            read (or, where a host stage follows, copied), so a source may fill one buffer again
+            and again. Lists, tuples and ndarrays own their items as it is.
+        batch_size : int, optional
+            Cuts an ndarray or memmap along its first axis into views of so many rows.
+
+        Returns
+        -------
+        Pipeline
+
+        Ordering
+        --------
+        Nothing happens before it is iterated over. Items are put on the lane ``h2d`` and come
+        back on ``d2h``; the end of each is seen by the poller.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No source, or a depth, limit or batch size that is none.
+        """
+        from streamflow.pipeline.pipeline import make_pipeline  # few programs have one (R13)
+
+        return make_pipeline(
+            self,
+            source,
+            depth=depth,
+            limit=limit,
+            progress=progress,
+            ordered=ordered,
+            source_owns=source_owns,
+            batch_size=batch_size,
+        )
 
     @property
     def lanes(self) -> Mapping[str, Lane]:

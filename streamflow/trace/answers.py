@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from streamflow.runtime.units import spell_seconds
 from streamflow.trace.model import Trace
-from streamflow.trace.units import spell_seconds
 
 __all__ = ["Overlap", "overlap"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from streamflow.runtime.units import spell_bytes, spell_seconds
 from streamflow.trace.model import TracedOp
-from streamflow.trace.units import spell_bytes, spell_seconds
 
 __all__ = [
     "COLOURS",

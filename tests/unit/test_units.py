@@ -1,6 +1,6 @@
 import pytest
 
-from streamflow.trace.units import spell_bytes, spell_seconds
+from streamflow.runtime.units import spell_bytes, spell_seconds
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Items through the device, the copies of some under the kernels of others."""

@@ -1,0 +1,140 @@
+"""Items: arrays in tuples, lists, dicts and dataclasses, nested as the program likes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["copied", "host_arrays", "leaves", "map_leaves", "rows", "stacked", "tell"]
+
+Visit = Callable[[Any], Any]
+"""From a leaf to what takes its place."""
+
+
+def map_leaves(item: Any, visit: Visit) -> Any:
+    """``item`` with ``visit(leaf)`` in the place of every leaf, in containers of its own."""
+    if isinstance(item, np.ndarray):
+        return visit(item)  # the usual case first
+    if isinstance(item, tuple):
+        parts = [map_leaves(part, visit) for part in item]
+        make = getattr(type(item), "_make", None)  # a NamedTuple's
+        return tuple(parts) if make is None else make(parts)
+    if isinstance(item, list):
+        return [map_leaves(part, visit) for part in item]
+    if isinstance(item, dict):
+        changed: dict[Any, Any] = copy.copy(
+            item
+        )  # keeps the order, and a subclass with what belongs to it
+        for key, part in item.items():
+            changed[key] = map_leaves(part, visit)
+        return changed
+    if is_dataclass(item) and not isinstance(item, type):
+        made = copy.copy(item)  # not by __init__, which may take something else
+        for field in fields(item):
+            part = map_leaves(getattr(item, field.name), visit)
+            object.__setattr__(made, field.name, part)  # it may be frozen
+        return made
+    return visit(item)
+
+
+def leaves(item: Any) -> Iterator[Any]:
+    """All that is no container, in the order of :func:`map_leaves`."""
+    if isinstance(item, (tuple, list)):
+        for part in item:
+            yield from leaves(part)
+    elif isinstance(item, dict):
+        for part in item.values():
+            yield from leaves(part)
+    elif is_dataclass(item) and not isinstance(item, type):
+        for field in fields(item):
+            yield from leaves(getattr(item, field.name))
+    else:
+        yield item
+
+
+def is_host_array(leaf: Any) -> bool:
+    """Whether ``leaf`` is NumPy's: an array, or a scalar, which is an array without axes."""
+    return isinstance(leaf, (np.ndarray, np.generic))
+
+
+def host_arrays(item: Any) -> list[Any]:
+    """The ndarrays in ``item``."""
+    return [leaf for leaf in leaves(item) if is_host_array(leaf)]
+
+
+def copied(item: Any) -> Any:
+    """``item`` with arrays of its own. Takes as long as a copy does: worker threads only."""
+    return map_leaves(item, lambda leaf: leaf.copy() if is_host_array(leaf) else leaf)
+
+
+def stacked(items: Sequence[Any]) -> Any:
+    """One item of ``items``: each array along a new first axis, other leaves as lists.
+
+    Raises
+    ------
+    ValueError
+        The items are not alike: ragged.
+    """
+    first = items[0]
+    columns = [list(leaves(item)) for item in items]
+    for place, column in enumerate(columns):
+        if len(column) != len(columns[0]):
+            raise ValueError(
+                f"ragged batch: its item {place} has {len(column)} leaves, its first "
+                f"{len(columns[0])}: {tell(items[place])} and {tell(first)}"
+            )
+    places = iter(range(len(columns[0])))
+
+    def stack(leaf: Any) -> Any:
+        place = next(places)
+        parts = [column[place] for column in columns]
+        if not is_host_array(leaf):
+            return parts
+        for number, part in enumerate(parts):
+            if not is_host_array(part) or (part.shape, part.dtype) != (leaf.shape, leaf.dtype):
+                raise ValueError(
+                    f"ragged batch: its item {number} has {tell(part)} where its first has "
+                    f"{tell(leaf)}. Pad them in a map_host before, or use batches of 1"
+                )
+        return np.stack(parts)
+
+    return map_leaves(first, stack)
+
+
+def rows(item: Any) -> list[Any]:
+    """The items along the first axis of the arrays in ``item``; views, other leaves in each.
+
+    Raises
+    ------
+    ValueError
+        The first axes differ, or there is none.
+    """
+    arrays = host_arrays(item)
+    if not arrays or any(array.ndim == 0 for array in arrays):
+        raise ValueError(f"unbatch takes arrays with a first axis to go along, found {tell(item)}")
+    lengths = {len(array) for array in arrays}
+    if len(lengths) > 1:
+        raise ValueError(f"unbatch found first axes of {sorted(lengths)} in one item: {tell(item)}")
+
+    def row(number: int) -> Any:
+        return map_leaves(item, lambda leaf: leaf[number] if is_host_array(leaf) else leaf)
+
+    return [row(number) for number in range(lengths.pop())]
+
+
+def tell(item: Any) -> str:
+    """``item`` in a few words, for errors."""
+    if is_host_array(item):
+        kind = type(item).__name__
+        return f"{kind} {item.shape} {item.dtype}"
+    if isinstance(item, (tuple, list)):
+        inner = ", ".join(tell(part) for part in item[:4])
+        return f"{type(item).__name__} of {len(item)} ({inner}{', ...' if len(item) > 4 else ''})"
+    if isinstance(item, dict):
+        return f"{type(item).__name__} of {', '.join(map(repr, list(item)[:4])) or 'nothing'}"
+    text = repr(item)
+    return f"{type(item).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
