@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-
 import anyio
 import numpy as np
 import pytest
-from pipelines import add_one_to, batches_of, refilling
-from support import error_of, native, turns, until, virtual
+from pipelines import add_one_to, batches_of, nothing_is_left, refilling
+from support import error_of, native, turns, virtual
 
 import streamflow as sf
 
@@ -30,19 +28,6 @@ class Watched:
                 yield np.full(self.size, number, np.float32)
         finally:
             self.is_closed = True
-
-
-async def nothing_is_left(dev, source=None):
-    """Wait until the source is closed and nothing lives on; fails by a timeout."""
-    if source is not None:
-        await until(lambda: source.is_closed)
-    with anyio.fail_after(10):
-        while True:
-            gc.collect()
-            await dev.synchronize()
-            if not dev.live().keys() - {"stream"} and dev.pinned.stats().num_live == 0:
-                return
-            await turns(1)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 6])
