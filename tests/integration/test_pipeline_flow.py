@@ -283,6 +283,8 @@ def test_c28_cancelled_in_the_body_or_while_waiting(run, open_device):
                                 await anyio.sleep_forever()
 
                         tasks.start_soon(consume)
+                        while not source.num_pulled:  # one that has not begun has no finally
+                            await turns(1)
                         await turns(30)
                         scope.cancel()
                 stall.release()
