@@ -206,6 +206,6 @@ def checked_count(number: Any, name: str) -> int:
 def _is_iterable(given: Any) -> bool:
     if isinstance(given, np.ndarray) and not given.ndim:
         return False
-    if isinstance(given, DeviceArray):
+    if isinstance(given, (DeviceArray, np.generic)):
         return False
     return hasattr(type(given), "__iter__") or hasattr(type(given), "__getitem__")
