@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
+
+from streamflow.runtime.op import Op
 
 __all__ = ["Deliver", "Item", "Node", "Outcome", "Sequencer", "Stop"]
 
@@ -26,9 +28,11 @@ class Item:
         Counts what the last stage that makes items of its own has made.
     nbytes : int
         Of its arrays on the way in and out; 0 where nobody has counted.
+    ops : sequence of Op
+        What was submitted for an item that is handed over on the device.
     """
 
-    __slots__ = ("_lent", "nbytes", "number", "value")
+    __slots__ = ("_lent", "nbytes", "number", "ops", "value")
 
     def __init__(
         self, value: Any, number: int, lent: Callable[[], None] | None = None, nbytes: int = 0
@@ -36,6 +40,7 @@ class Item:
         self.value = value
         self.number = number
         self.nbytes = nbytes
+        self.ops: Sequence[Op[Any]] = ()
         self._lent = lent
 
     @property

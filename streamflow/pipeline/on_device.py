@@ -119,11 +119,11 @@ class OnDevice(Sequencer):
         """Submit all of one item."""
         item, work = passage.item, self._work
         number = item.number
+        ops = work.gather() if self._is_loader else ()
         value, put = self._put(item)
         put_allocations = {array._memory for array in put}
         for step in self._steps:
             work.at = f"stage {step.name!r} of the pipeline, item {number}"
-            step.clock.came(number)
             work.is_programs = True
             try:
                 value = step.function(self._dev, value)
@@ -141,7 +141,9 @@ class OnDevice(Sequencer):
                 array.check_usable()
             memories = list({array._memory: None for array in arrays})
             back = partial(self._handed_back, passage, memories)
-            passage.deliver(Item(value, number, back, item.nbytes))
+            made_item = Item(value, number, back, item.nbytes)
+            made_item.ops = ops
+            passage.deliver(made_item)
             return
         self._get(passage, value, len(arrays))
 
@@ -192,8 +194,6 @@ class OnDevice(Sequencer):
             item.give_back()
 
     def _get(self, passage: _Passage, value: Any, num: int) -> None:
-        number = passage.item.number
-        self._get_clock.came(number)
         ops: list[Op[Any]] = []
 
         def get(leaf: Any) -> Any:

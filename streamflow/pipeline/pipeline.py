@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from streamflow.backends.origin import user_instruction
 from streamflow.pipeline.flow import Node
 from streamflow.pipeline.on_device import OnDevice, Step
-from streamflow.pipeline.progress import Progress, open_progress
+from streamflow.pipeline.progress import Progress, check_progress, open_progress
 from streamflow.pipeline.pump import Pump
 from streamflow.pipeline.sources import Opened, Source, SourceLike, checked_count
 from streamflow.pipeline.stages import Batch, Filter, Map, Pulls, Unbatch, Zip
@@ -180,7 +180,12 @@ class Pipeline:
         return self._on_host("unbatch", "unbatch")
 
     def filter(self, fn: HostFunction) -> Pipeline:
-        """Keep the items that ``fn(item)`` is true of; called on a worker thread.
+        """Keep the items that ``fn(item)`` is true of.
+
+        Parameters
+        ----------
+        fn : callable
+            Called on a worker thread.
 
         Raises
         ------
@@ -256,7 +261,7 @@ class Pipeline:
         raise ValueError(f"{verb} can't come where items are {self._part.value}: {remedy}")
 
     def _unique(self, name: str) -> str:
-        taken = {"source", "put", "get", *(stage.name for stage in self._stages)}
+        taken = {"source", "put", "get", "consumer", *(stage.name for stage in self._stages)}
         found, number = name, 1
         while found in taken:
             number += 1
@@ -280,11 +285,20 @@ class Pipeline:
         opened = [source.begin() for source in self._sources()]
         bar = open_progress(self._options.progress, self._total())
         work = Work(core, self._origin)
-        meter = self._meter = Meter(self._names())
+        names = self._names()
+        meter = self._meter = Meter(names)
         node = self._assemble(core, work, meter, opened)
         options = self._options
         pump = Pump(
-            core, work, node, opened, meter, bar, depth=options.depth, ordered=options.ordered
+            core,
+            work,
+            node,
+            opened,
+            meter,
+            _Clock(core, meter, len(names) - 1),
+            bar,
+            depth=options.depth,
+            ordered=options.ordered,
         )
         return Items(pump, core)
 
@@ -356,7 +370,7 @@ class Pipeline:
         """The stages in the order that an item goes through them."""
         parts = {part: [s.name for s in self._stages if s.part is part] for part in _Part}
         ends = [] if self._part is _Part.LOADER else ["get", *parts[_Part.AFTER]]
-        return ["source", *parts[_Part.BEFORE], "put", *parts[_Part.DEVICE], *ends]
+        return ["source", *parts[_Part.BEFORE], "put", *parts[_Part.DEVICE], *ends, "consumer"]
 
     def _total(self) -> int | None:
         """How many items will come out, where that is known."""
@@ -525,6 +539,7 @@ def make_pipeline(
     """What :meth:`Device.pipeline` returns."""
     core = dev._core
     core.check_open()
+    check_progress(progress)
     options = _Options(
         core.settings.pipeline_depth if depth is None else checked_count(depth, "depth"),
         None if limit is None else parse_nbytes(limit),

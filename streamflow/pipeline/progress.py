@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from streamflow.runtime.units import spell_bytes
 
-__all__ = ["Bar", "Progress", "ProgressBar", "open_progress"]
+__all__ = ["Bar", "Progress", "ProgressBar", "check_progress", "open_progress"]
 
 
 @runtime_checkable
@@ -61,6 +61,17 @@ class Bar:
             self._shown.close()
 
 
+def check_progress(progress: Progress) -> None:
+    """Raise ``TypeError`` for what :func:`open_progress` doesn't take."""
+    if isinstance(progress, (bool, Mapping)):
+        return
+    if isinstance(progress, type) or not isinstance(progress, ProgressBar):
+        raise TypeError(
+            "progress= is True, a mapping of tqdm's keyword arguments, or a bar with "
+            f"update() and close(); found {progress!r}"
+        )
+
+
 def open_progress(progress: Progress, total: int | None) -> Bar | None:
     """The bar that ``progress=`` asks for.
 
@@ -84,14 +95,10 @@ def open_progress(progress: Progress, total: int | None) -> Bar | None:
     TypeError
         Something else than these, or a keyword argument that tqdm doesn't have.
     """
+    check_progress(progress)
     if progress is False:
         return None
     if progress is not True and not isinstance(progress, Mapping):
-        if isinstance(progress, type) or not isinstance(progress, ProgressBar):
-            raise TypeError(
-                "progress= is True, a mapping of tqdm's keyword arguments, or a bar with "
-                f"update() and close(); found {progress!r}"
-            )
         return Bar(progress, is_ours=False)
     try:
         from tqdm.auto import tqdm  # not before a bar is asked for (P13)

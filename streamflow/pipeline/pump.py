@@ -19,6 +19,7 @@ from streamflow.errors import Closed, UpstreamFailed
 from streamflow.pipeline.flow import Item, Node, Outcome, Stop
 from streamflow.pipeline.progress import Bar
 from streamflow.pipeline.sources import Opened
+from streamflow.pipeline.stages import Clock
 from streamflow.pipeline.stats import Meter
 from streamflow.pipeline.work import Work
 from streamflow.runtime.failures import add_note, add_notes, raise_group
@@ -49,6 +50,7 @@ class Pump:
         node: Node,
         sources: Sequence[Opened],
         meter: Meter,
+        consumer: Clock,
         bar: Bar | None,
         *,
         depth: int,
@@ -59,6 +61,9 @@ class Pump:
         self._node: Node | None = node
         self._sources = list(sources)
         self._meter = meter
+        self._consumer = consumer
+        self._num_given = 0
+        self._is_away = False  # the consumer has an item, and has not come back yet
         self._bar = bar
         self._depth = depth
         self._ordered = ordered
@@ -86,6 +91,10 @@ class Pump:
         if self._wake is not None:
             raise RuntimeError("two tasks wait for the next item of one run: start a run for each")
         self._return_held()
+        if self._is_away:
+            self._is_away = False
+            self._consumer.ended(self._num_given)
+            self._num_given += 1
         if self.is_over and self._error is None:
             raise StopAsyncIteration
         if not self._is_begun and not self._is_stopping:
@@ -108,8 +117,11 @@ class Pump:
             value = outcome.value
             if outcome.is_lent:
                 self._held = outcome
+                self._work.keep(outcome.ops)
             if self._bar is not None:
                 self._bar.update(1, outcome.nbytes)
+            self._is_away = True
+            self._consumer.came(self._num_given)
             return value
         if outcome is not None:
             error = outcome.error

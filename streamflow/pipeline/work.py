@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from types import CodeType
@@ -40,6 +40,8 @@ class Work(Scope):
         self._origin = origin  # the line that made the pipeline: what we submit is said to be there
         self.is_programs = False
         """Whether a function of the program's is submitting, which has lines of its own."""
+        self._gathered: list[Op[Any]] | None = None
+        self._kept: set[Op[Any]] = set()  # the consumer has got their arrays: never dropped
         self._places: dict[Op[Any], str] = {}
         self._blamed: dict[int, tuple[BaseException, str]] = {}  # root causes, by id
         self._context = copy_context()
@@ -80,6 +82,15 @@ class Work(Scope):
 
         op.add_done_callback(ended)
 
+    def gather(self) -> list[Op[Any]]:
+        """Collects the ops that are submitted from now on, until the next call."""
+        self._gathered = []
+        return self._gathered
+
+    def keep(self, ops: Sequence[Op[Any]]) -> None:
+        """Do not drop these: what the consumer submits comes after them."""
+        self._kept.update(op for op in ops if op in self._ops)
+
     # -- failures ----------------------------------------------------------------------------
 
     def placed(self, error: BaseException, what: str) -> BaseException:
@@ -107,15 +118,19 @@ class Work(Scope):
             op._code, op._lasti = self._origin
         if self.is_stopped:  # a mark behind what has failed and still runs
             self._core.want(op)
+        if self._gathered is not None and self.at is not None:
+            self._gathered.append(op)
         if self.at is not None:
             self._places[op] = self.at
 
     def _ended(self, op: Op[Any]) -> None:
         self._places.pop(op, None)
+        self._kept.discard(op)
         super()._ended(op)
 
     def _forget(self, op: Op[Any]) -> None:
         self._places.pop(op, None)
+        self._kept.discard(op)
         super()._forget(op)
 
     def _failed(self, op: Op[Any], error: BaseException) -> None:
@@ -131,8 +146,10 @@ class Work(Scope):
         """Drop what is parked, stop what is on the host, and call ``then`` once all has ended."""
         self.is_stopped = True
         if self._core.lost is None:
+            kept = {op: self._ops.pop(op) for op in list(self._ops) if op in self._kept}
             self._drop_parked("its pipeline was left")
             self._stop_host_work()
+            self._ops.update(kept)
         for op in list(self._ops):
             if op._state is OpState.SUBMITTED:
                 self._core.reap(op.ticket.timeline)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -17,9 +16,7 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks.report import Options, Report, Sample, optional
-from tests.benchmarks.rig import Bare, device, warm
-
-Case = Callable[[], Awaitable[Any]]
+from tests.benchmarks.rig import Bare, Case, device, interleaved, warm
 
 _MIB = 1 << 20
 
@@ -35,20 +32,6 @@ def run(options: Options) -> Report:
 
 def _num_reps(options: Options) -> int:
     return options.sized(max(5, min(options.num_reps, 10)), 2)
-
-
-async def _interleaved(num_reps: int, cases: dict[str, Case]) -> dict[str, list[float]]:
-    """Seconds of every case, in turn, so that drift meets all of them alike."""
-    found: dict[str, list[float]] = {name: [] for name in cases}
-    for rep in range(num_reps + 1):
-        for name, case in cases.items():
-            start = time.perf_counter()
-            result = await case()
-            taken = time.perf_counter() - start
-            del result  # dropped each round, as P6 has it
-            if rep:  # the first round warms up
-                found[name].append(taken)
-    return found
 
 
 # -- the targets -----------------------------------------------------------------------------
@@ -69,7 +52,7 @@ async def _targets(options: Options, report: Report) -> None:
             "get": lambda: _awaited(dev.get(on_device)),
         }
         with _peers(dev, options, source, result, on_device.address) as peers:
-            found = await _interleaved(_num_reps(options), cases | peers)
+            found = await interleaved(_num_reps(options), cases | peers)
         if not np.array_equal(source, result):
             raise AssertionError("what came back is not what was sent")
     print(f"  {nbytes / _MIB:,.0f} MiB of float32")
@@ -225,7 +208,7 @@ async def _curve(options: Options, report: Report) -> None:
                     "put, out=": lambda x=x, dev=dev: _awaited(dev.put(source, out=x)),
                     "get, out=": lambda x=x, dev=dev: _awaited(dev.get(x, out=result)),
                 }
-                found = await _interleaved(options.sized(5, 1), cases)
+                found = await interleaved(options.sized(5, 1), cases)
                 for name, taken in found.items():
                     rate = tuple(nbytes / each / 1e9 for each in taken)
                     rates[name][chunk, num] = Sample(rate, "GB/s")
@@ -261,7 +244,7 @@ async def _sizes(options: Options, report: Report) -> None:
                 cases[f"put by {who}"] = lambda to=to_device, source=source: _called(to, source)
                 cases[f"get by {who}"] = lambda to=to_host, theirs=theirs: _called(to, theirs)
             num_reps = _num_reps(options) if nbytes >= _MIB else options.sized(50, 2)
-            found = await _interleaved(num_reps, cases)
+            found = await interleaved(num_reps, cases)
             rows[_told(nbytes)] = [
                 Sample(tuple(each * 1e6 for each in found[column]), "us") for column in columns
             ]

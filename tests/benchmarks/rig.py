@@ -13,7 +13,9 @@ import streamflow as sf
 from streamflow.config import Settings
 from tests.benchmarks.report import Options, optional
 
-__all__ = ["LOOPS", "Bare", "device", "noop", "run_on", "spin"]
+__all__ = ["LOOPS", "Bare", "Case", "device", "interleaved", "noop", "run_on", "spin"]
+
+Case = Callable[[], Awaitable[Any]]
 
 
 @sf.kernel("""extern "C" __global__ void noop(const float* x, float* y, int n) {}""")
@@ -57,6 +59,20 @@ async def warm(dev: sf.Device) -> None:
     x, y = dev.zeros(4, np.float32), dev.zeros(4, np.float32)
     await dev.launch(noop, x, y, 1)
     await dev.launch(spin, 0, grid=1, block=1)
+
+
+async def interleaved(num_reps: int, cases: dict[str, Case]) -> dict[str, list[float]]:
+    """Seconds of every case, in turn, so that drift meets all of them alike."""
+    found: dict[str, list[float]] = {name: [] for name in cases}
+    for rep in range(num_reps + 1):
+        for name, case in cases.items():
+            start = time.perf_counter()
+            result = await case()
+            taken = time.perf_counter() - start
+            del result  # dropped each round, as P6 has it
+            if rep:  # the first round warms up
+                found[name].append(taken)
+    return found
 
 
 class Bare:

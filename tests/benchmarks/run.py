@@ -24,6 +24,7 @@ BENCHMARKS = {
     "P2": "p02_await",
     "P3": "p03_waiting",
     "P4P5": "p04_p05_copies",
+    "P6": "p06_pipeline",
     "P7": "p07_memory",
     "P8": "p08_leases",
     "mapped": "mapped",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -16,7 +17,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("P1", "P2", "P3", "P4P5", "P7", "P8", "P10", "P12", "P13", "R1", "R4R7"),
+        *("P1", "P2", "P3", "P4P5", "P6", "P7", "P8", "P10", "P12", "P13", "R1", "R4R7"),
         *("overhead", "calibration", "suballocators", "fragmentation", "mapped"),
     ],
 )
@@ -31,6 +32,14 @@ def test_it_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert report["name"] == name
     assert report["rows"]
     assert "0 benchmarks broke down" in printed
+
+
+def test_p6_draws_a_picture(tmp_path: Path) -> None:
+    from tests.benchmarks.run import main
+
+    assert main(["P6", "--backend", "sim", "--tiny", "--output", str(tmp_path)]) == 0
+    bars = ET.parse(tmp_path / "p06_pipeline.svg").findall("{*}rect/{*}title")
+    assert len([bar for bar in bars if (bar.text or "").startswith("blend")]) == 5
 
 
 def test_every_benchmark_is_listed() -> None:

@@ -477,6 +477,14 @@ EDITS = (
         "tests/integration/test_caching_host_ops.py",
     ),
     Edit(
+        "R8",
+        "leaving a pipeline drops what its consumer has got",
+        "streamflow/pipeline/pump.py",
+        "                self._work.keep(outcome.ops)\n",
+        "",
+        "tests/integration/test_pipeline_ends.py",
+    ),
+    Edit(
         "LRU",
         "the block used last is the first one dropped for room",
         "streamflow/memory/pinned.py",
