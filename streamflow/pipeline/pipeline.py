@@ -180,7 +180,12 @@ class Pipeline:
         return self._on_host("unbatch", "unbatch")
 
     def filter(self, fn: HostFunction) -> Pipeline:
-        """Keep the items that ``fn(item)`` is true of; called on a worker thread.
+        """Keep the items that ``fn(item)`` is true of.
+
+        Parameters
+        ----------
+        fn : callable
+            Called on a worker thread.
 
         Raises
         ------
@@ -280,7 +285,7 @@ class Pipeline:
         opened = [source.begin() for source in self._sources()]
         bar = open_progress(self._options.progress, self._total())
         work = Work(core, self._origin)
-        names = [*self._names(), "consumer"]
+        names = self._names()
         meter = self._meter = Meter(names)
         node = self._assemble(core, work, meter, opened)
         options = self._options
@@ -365,7 +370,7 @@ class Pipeline:
         """The stages in the order that an item goes through them."""
         parts = {part: [s.name for s in self._stages if s.part is part] for part in _Part}
         ends = [] if self._part is _Part.LOADER else ["get", *parts[_Part.AFTER]]
-        return ["source", *parts[_Part.BEFORE], "put", *parts[_Part.DEVICE], *ends]
+        return ["source", *parts[_Part.BEFORE], "put", *parts[_Part.DEVICE], *ends, "consumer"]
 
     def _total(self) -> int | None:
         """How many items will come out, where that is known."""

@@ -31,7 +31,7 @@ def test_map_host_runs_on_worker_threads_in_order(run, open_device):
             assert firsts([out async for out in pipeline]) == [4 * n + 2 for n in range(9)]
             assert all(name.startswith("streamflow-host") for name in names)
             assert pipeline.stats().stages[1].name == "double"
-            assert pipeline.stats().stages[-2].name == "double 2"  # the consumer is last
+            assert pipeline.stats().stages[-2].name == "double 2"
 
     run(main)
 
@@ -223,7 +223,8 @@ def test_a_pipeline_with_more_stages_leaves_the_one_it_was_made_of_alone(run):
             assert firsts([out async for out in base]) == [0, 1]
             assert firsts([out async for out in one]) == [1, 2]
             assert firsts([out async for out in two]) == [2, 3]
-            assert repr(two) == "<Pipeline source > put > add_one_to > add_one_to 2 > get>"
+            stages = "source > put > add_one_to > add_one_to 2 > get > consumer"
+            assert repr(two) == f"<Pipeline {stages}>"
 
     run(main)
 
