@@ -114,6 +114,11 @@ class Opened:
         """Whether it is pulled on the loop."""
         return hasattr(self._given, "__aiter__")
 
+    @property
+    def is_instant(self) -> bool:
+        """Whether the next item is there already, so that no worker thread is asked for it."""
+        return self.to_call is None and type(self._given) in _INSTANT
+
     def pull(self, copies: bool) -> Pull:
         """What brings the next item, with arrays of its own if it ``copies``.
 
@@ -185,6 +190,9 @@ class _Rows:
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self._array), self._batch_size):
             yield self._array[start : start + self._batch_size]
+
+
+_INSTANT = (list, tuple, np.ndarray, np.memmap, _Rows)
 
 
 def checked_count(number: Any, name: str) -> int:

@@ -133,6 +133,16 @@ def test_batch_unbatch_and_filter_on_either_side(run, open_device, place):
     run(main)
 
 
+def test_a_batch_of_thousands_of_items_that_are_there(run):
+    async def main():
+        async with virtual() as dev:
+            for source in (batches_of(4500, 1), lambda: batches_of(4500, 1)):
+                outs = [out async for out in dev.pipeline(source).batch(2000).map(add_one_to)]
+                assert (np.concatenate(outs)[:, 0] == np.arange(1, 4501)).all()
+
+    run(main)
+
+
 def test_batches_of_dicts_hold_arrays_stacked_and_other_values_as_lists(run):
     async def main():
         async with virtual() as dev:
