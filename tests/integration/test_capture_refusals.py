@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 from support import error_of, turns, virtual
@@ -255,7 +256,7 @@ def test_a_graph_is_nothing_yet_inside_its_block(run, add_one):
                         pass
 
                 tasks.start_soon(other)
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
                 await anyio.lowlevel.checkpoint()
             with pytest.raises(RuntimeError, match="entered once"), capture:
                 pass
