@@ -400,7 +400,7 @@ class Pipeline:
         copies = any(stage.verb not in ("filter", "zip") for stage in before)
         left = list(zip(self._sources(), opened, strict=True))
 
-        def pulls(clock: _Clock | _Unnoted) -> Pulls:
+        def pulls(clock: _Clock | _Unnoted, copies: bool = copies) -> Pulls:
             source, opening = left.pop(0)
             lends = not source.is_owner
             return Pulls(work, opening, clock, lends=lends, copies=lends and copies)
@@ -429,8 +429,8 @@ class Pipeline:
             is_loader=is_loader,
         )
         for stage in self._stages:
-            if stage.part is _Part.AFTER:
-                other = pulls(_Unnoted()) if stage.other is not None else None
+            if stage.part is _Part.AFTER:  # nothing tells when such an item has been read
+                other = pulls(_Unnoted(), copies=True) if stage.other is not None else None
                 node = self._host_node(work, node, stage, clock(), other)
         return node
 

@@ -6,7 +6,7 @@ import anyio
 import numpy as np
 import pytest
 from pipelines import add_one_to, batches_of, nothing_is_left, refilling
-from support import error_of, native, turns, virtual
+from support import error_of, native, turns, until, virtual
 
 import streamflow as sf
 
@@ -344,6 +344,26 @@ def test_c28_an_error_of_the_source_arrives_after_the_good_items(run, open_devic
                     del out
             assert sorted(seen) == list(range(1, at + 1))
             assert source.is_closed
+            await nothing_is_left(dev)
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["with", "break"])
+def test_c28_an_error_behind_the_item_at_which_a_run_is_left_is_nobodys(run, how):
+    async def main():
+        async with virtual() as dev:
+            source = Watched(9, fail_at=1)
+            pipeline = dev.pipeline(source, source_owns=True).map(add_one_to)
+            if how == "with":
+                async with pipeline as items:
+                    await anext(items)
+                    await until(lambda: source.is_closed)  # it has failed by now
+            else:
+                async for out in pipeline:
+                    del out
+                    await until(lambda: source.is_closed)
+                    break
             await nothing_is_left(dev)
 
     run(main)
