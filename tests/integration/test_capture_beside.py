@@ -176,7 +176,7 @@ def test_a_traced_launch_has_its_edges(run, add_one):
             assert ("step", "get") in edges
             (op,) = (op for op in trace.ops if op.name == "step")
             assert op.where is not None
-            assert op.where.startswith("test_capture_lives.py")
+            assert op.where.startswith("test_capture_beside.py")
 
     run(main)
 

@@ -11,6 +11,7 @@ import pytest
 from support import error_of, turns, until, virtual
 
 import streamflow as sf
+from streamflow.capture.graph import _in_flight
 from streamflow.errors import CaptureRefused, CompileFailed
 
 N = 256
@@ -264,6 +265,34 @@ def test_everything_of_the_backends_is_closed_in_the_end(run, add_one):
             del graph
             await all_closed(dev)
 
+    run(main)
+
+
+def test_r6_a_launch_that_is_left_behind_keeps_its_executable_and_memory(run, add_one):
+    async def main():
+        dev = virtual(close_timeout_s=0.02)
+        await dev.__aenter__()
+        x, slow = dev.zeros(N, np.float32), dev.stream()
+        with dev.capture() as launched:
+            inner = dev.full(N, 1, np.float32)
+            dev.launch(add_one, x, N)
+        await launched.ready
+        known = weakref.ref(inner._memory)
+        gate = dev.sim.gate(slow)
+        launched.launch(stream=slow)
+        with pytest.raises(TimeoutError, match="did not end"):
+            await dev.__aexit__(None, None, None)
+        del inner, launched
+        gc.collect()
+        assert known() is not None
+        (run,) = _in_flight.values()
+        assert run._executables is not None
+        _in_flight.clear()
+        gate.release()
+        while dev._core.backend.advance(0):
+            pass
+
+    assert not _in_flight
     run(main)
 
 
