@@ -133,7 +133,8 @@ class CapturedGraph:
         if not self._built.done() or self._built._error is not None:
             first = After([*first.tickets, self._built.ticket], first.futures)
         label = self._name if name is None else name
-        core.check_budgets(recorded.nbytes, "launch of a graph")
+        nbytes = recorded.nbytes if core.has_budgets() else 0
+        core.check_budgets(nbytes, "launch of a graph")
         if recorded.has_host_steps and self._last is not None and not self._last.done():
             turn = self._end_of(self._last)  # the driver orders launches of graphs alone
             items.append(turn)
@@ -163,7 +164,7 @@ class CapturedGraph:
                 writes=writes,
                 after=first,
                 is_overwrite=True,  # what it doesn't overwrite is among what it reads
-                nbytes=recorded.nbytes,
+                nbytes=nbytes,
             )
             place += 1
         assert op is not None

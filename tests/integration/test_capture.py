@@ -383,6 +383,28 @@ def test_an_update_runs_over_other_arguments_from_then_on(run, open_device, add_
     run(main)
 
 
+def test_a_launch_from_before_an_update_runs_what_was_captured_then(run, open_device, add_one):
+    async def main():
+        async with open_device() as dev:
+            x, y = dev.zeros(N, np.float32), dev.zeros(N, np.float32)
+            with dev.capture() as graph:
+                dev.launch(add_one, x, N)
+            await graph.ready
+            event = anyio.Event()
+            before = graph.launch(after=event)
+            with graph.update():
+                dev.launch(add_one, y, N)
+            after = graph.launch()
+            await turns(100)
+            assert not graph.ready.done()
+            event.set()
+            await sf.gather(before, after)
+            assert (await dev.get(x) == 1).all()
+            assert (await dev.get(y) == 1).all()
+
+    run(main)
+
+
 def test_an_update_may_take_another_number_of_driver_calls(run, open_device):
     async def main():
         async with open_device() as dev:
