@@ -55,6 +55,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """What :meth:`Device.pipeline` was told, checked."""
+
     depth: int
     limit_nbytes: int | None
     progress: Progress
