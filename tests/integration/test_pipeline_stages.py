@@ -203,19 +203,23 @@ def test_zip_of_results_and_labels(run):
     run(main)
 
 
+@pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize("ordered", [True, False])
-def test_unordered_items_come_as_they_get_ready(run, ordered):
+def test_unordered_items_come_as_they_get_ready(run, ordered, place):
     async def main():
         release, seen = anyio.Event(), []
 
         async def hold_the_first(x):
-            if x[0] == 0:
+            if x[0] == (place == "after"):
                 await release.wait()
             return x
 
         async with virtual() as dev:
             pipeline = dev.pipeline(batches_of(6), depth=3, ordered=ordered)
-            pipeline = pipeline.map_host(hold_the_first, workers=2).map(add_one_to)
+            if place == "before":
+                pipeline = pipeline.map_host(hold_the_first, workers=2).map(add_one_to)
+            else:
+                pipeline = pipeline.map(add_one_to).to_host().map_host(hold_the_first, workers=2)
 
             async def consume():
                 seen.extend([int(out[0]) async for out in pipeline])
