@@ -139,7 +139,7 @@ class CapturedGraph:
             turn = self._end_of(self._last)  # the driver orders launches of graphs alone
             items.append(turn)
             first = After([*first.tickets, turn.ticket], first.futures)
-        reads, writes = list(recorded.needs), list(recorded.writes)
+        reads, writes, is_overwrite = recorded.used
         results: dict[Op[Any], Op[Any]] = {}
         op: Op[Any] | None = None
         place = 0
@@ -163,7 +163,7 @@ class CapturedGraph:
                 reads=reads,
                 writes=writes,
                 after=first,
-                is_overwrite=True,  # what it doesn't overwrite is among what it reads
+                is_overwrite=is_overwrite,
                 nbytes=nbytes,
             )
             place += 1
@@ -407,8 +407,8 @@ class Capture(_Session):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        recorded = self._end()
-        if error is None:
+        recorded, core = self._end(), self._core
+        if error is None and not core.is_closing and core.lost is None:
             self._graph._build(recorded)
         else:
             self._graph._is_closed = True
@@ -433,5 +433,6 @@ class _Update(_Session):
     ) -> None:
         recorded = self._end()
         if error is None:
+            self._core.check_open()
             self._graph._whole.check_same_shape(recorded)
             self._graph._build(recorded)

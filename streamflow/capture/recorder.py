@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from types import FrameType
 from typing import Any
 
@@ -112,7 +112,7 @@ class _InnerFree:
             memory.core.post_free(memory.address, memory.home, memory.root)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Recorded:
     """One recording: parts of nodes with host steps between them, and what they touch.
 
@@ -172,6 +172,14 @@ class Recorded:
     def nbytes(self) -> int:
         """Of the device, that a launch uses."""
         return sum(region.stop - region.start for region in self.on_device)
+
+    @cached_property
+    def used(self) -> tuple[list[Region], list[Region], bool]:
+        """What a launch reads and writes, and whether it overwrites what it only writes."""
+        writes = list(self.writes)
+        if all(region in self.needs for region in writes):
+            return [region for region in self.needs if region not in self.writes], writes, False
+        return list(self.needs), writes, True
 
     @property
     def has_host_steps(self) -> bool:

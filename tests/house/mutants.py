@@ -576,7 +576,7 @@ EDITS = (
         "R9",
         "a launch that overwrites all it uses inherits a failure",
         "streamflow/capture/graph.py",
-        "                is_overwrite=True,  # what it doesn't overwrite is among what it reads\n",
+        "                is_overwrite=is_overwrite,\n",
         "",
         "tests/integration/test_capture_lives.py",
     ),

@@ -106,6 +106,56 @@ def test_callbacks_in_the_block_submit_as_always(run, open_device, add_one):
     run(main)
 
 
+def test_a_cancelled_block_is_left_like_one_that_raises(run, open_device, add_one):
+    async def main():
+        async with open_device() as dev:
+            x = dev.zeros(N, np.float32)
+            with anyio.CancelScope() as scope:
+                with dev.capture() as graph:
+                    dev.launch(add_one, x, N)
+                    scope.cancel()
+                    await anyio.sleep(1)
+            assert scope.cancelled_caught
+            with pytest.raises(sf.Closed):
+                graph.launch()
+            dev.launch(add_one, x, N)
+            assert (await dev.get(x) == 1).all()
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["closed", "lost"])
+def test_the_device_may_go_inside_the_block(run, add_one, how):
+    async def main():
+        dev = virtual()
+        await dev.__aenter__()
+        x, y = dev.zeros(N, np.float32), dev.zeros(N, np.float32)
+        with dev.capture() as known:
+            dev.launch(add_one, x, N)
+
+        async def beside():
+            if how == "closed":
+                await dev.__aexit__(None, None, None)
+            else:
+                dev.sim.fail(kind="fill")
+                with pytest.raises(sf.DeviceLost):
+                    await dev.fill(y, 1)
+
+        with dev.capture() as graph:
+            dev.launch(add_one, x, N)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(beside)
+        update = known.update()
+        with pytest.raises(sf.Closed if how == "closed" else sf.DeviceLost), update:
+            pass
+        for each in (graph, known):
+            with pytest.raises(sf.Closed if how == "closed" else sf.DeviceLost):
+                each.launch()
+        await dev.__aexit__(None, None, None)
+
+    run(main)
+
+
 # -- with the rest of the runtime -----------------------------------------------------------------
 
 
@@ -126,6 +176,21 @@ def test_launches_end_before_their_scope_and_captured_ops_are_none_of_it(run, op
                 assert scope.num_unfinished > 0
             assert all(op.done() for op in launches)
             assert (await dev.get(x) == 3).all()
+
+    run(main)
+
+
+def test_a_scope_inside_the_block(run, open_device, add_one):
+    async def main():
+        async with open_device() as dev:
+            x = dev.zeros(N, np.float32)
+            with dev.capture() as graph:
+                async with dev.scope(limit=64 * N):
+                    y = dev.zeros(N, np.float32)
+                    dev.launch(add_one, y, N)
+                dev.copy(x, y)
+            await graph.launch(after=x)
+            assert (await dev.get(x) == 1).all()
 
     run(main)
 

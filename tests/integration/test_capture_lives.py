@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,12 @@ from streamflow.capture.graph import _in_flight
 from streamflow.errors import CaptureRefused, CompileFailed
 
 N = 256
+
+
+@pytest.fixture(autouse=True)
+def no_launch_is_held() -> Any:
+    yield
+    assert not _in_flight
 
 
 def made_and_closed(dev: sf.Device) -> tuple[int, int]:
