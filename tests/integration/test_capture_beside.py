@@ -145,6 +145,7 @@ def test_the_device_may_go_inside_the_block(run, add_one, how):
             dev.launch(add_one, x, N)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(beside)
+        assert "closed" in repr(graph)  # it was not built
         update = known.update()
         with pytest.raises(sf.Closed if how == "closed" else sf.DeviceLost), update:
             pass
