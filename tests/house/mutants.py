@@ -618,7 +618,7 @@ EDITS = (
         "streamflow/capture/graph.py",
         "        earlier = [old.ticket for old in self._parked if old.ticket.is_parked]\n",
         "        earlier: list[Any] = []\n",
-        "tests/integration/test_capture.py",
+        "tests/integration/test_capture_updates.py",
     ),
     Edit(
         "LRU",
