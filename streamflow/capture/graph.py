@@ -16,10 +16,11 @@ from streamflow.runtime.core import Core
 from streamflow.runtime.foreign import RepeatedCall
 from streamflow.runtime.futures import is_future
 from streamflow.runtime.launch import KernelRun
-from streamflow.runtime.op import Op
+from streamflow.runtime.op import SCOPE, Op
 from streamflow.runtime.parked import After, Parked, no_calls
 from streamflow.runtime.recording import Recording, refuse
 from streamflow.runtime.stream import Stream, explicit_line
+from streamflow.scheduler.timeline import Ticket
 
 if TYPE_CHECKING:
     from streamflow.runtime.submit import Submit
@@ -51,8 +52,9 @@ class CapturedGraph:
         self._recorded: Recorded | None = None
         self._executables = _Executables(self._core)
         self._built: Op[None] | None = None
-        self._parked: list[Op[Any]] = []  # launches that may not have been submitted
-        self._last: Op[Any] | None = None
+        # Tickets, since ops hold their results.
+        self._parked: list[Ticket] = []  # the ends of launches that may not have been submitted
+        self._last: list[Ticket] = []  # all of the latest launch, where the host has a part in it
         self._is_closed = False
 
     # -- looking -----------------------------------------------------------------------------
@@ -135,12 +137,13 @@ class CapturedGraph:
         label = self._name if name is None else name
         nbytes = recorded.nbytes if core.has_budgets() else 0
         core.check_budgets(nbytes, "launch of a graph")
-        if recorded.has_host_steps and self._last is not None and not self._last.done():
-            turn = self._end_of(self._last)  # the driver orders launches of graphs alone
+        if self._last:  # the driver orders launches of graphs alone
+            turn = self._end_of(self._last)
             items.append(turn)
             first = After([*first.tickets, turn.ticket], first.futures)
         reads, writes, is_overwrite = recorded.used
         results: dict[Op[Any], Op[Any]] = {}
+        tickets: list[Ticket] = []
         op: Op[Any] | None = None
         place = 0
         for part in recorded.parts or [[]]:
@@ -150,8 +153,10 @@ class CapturedGraph:
                 args = [results.get(arg, arg) if isinstance(arg, Op) else arg for arg in part.args]
                 op = self._dev.host(part.function, *args, after=op or items, name=part.op.label)
                 results[part.op] = op
+                tickets.append(op.ticket)
                 continue
             op = Op(core, "graph", label)
+            tickets.append(op.ticket)
             run = _PartRun(op, self._executables, recorded, place, part)
             op.rare().on_retired = run.let_go
             if not core.backend.is_cuda:
@@ -168,10 +173,10 @@ class CapturedGraph:
             )
             place += 1
         assert op is not None
-        self._last = op if recorded.has_host_steps else None
-        self._parked = [old for old in self._parked if old.ticket.is_parked]
+        self._last = tickets if recorded.has_host_steps else []
+        self._parked = [ticket for ticket in self._parked if ticket.is_parked]
         if op.ticket.is_parked:
-            self._parked.append(op)
+            self._parked.append(op.ticket)
         return op
 
     def update(self) -> AbstractContextManager[None]:
@@ -199,7 +204,7 @@ class CapturedGraph:
         self._core.check_here()
         self._is_closed = True
         self._recorded = None
-        self._built = self._last = None
+        self._built, self._last = None, []
         self._executables = _Executables(self._core)
 
     def __enter__(self) -> CapturedGraph:
@@ -208,13 +213,13 @@ class CapturedGraph:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _end_of(self, last: Op[Any]) -> Op[None]:
-        """An op that ends after ``last`` has, in whatever way: its failure is not inherited."""
+    def _end_of(self, tickets: list[Ticket]) -> Op[None]:
+        """An op that ends after ``tickets`` have, in whatever way: no failure is inherited."""
         core = self._core
         op: Op[None] = Op(core, "turn", self._name)
 
         def start(parked: Parked) -> None:
-            core.when_all_ended([last.ticket], partial(ended, parked))
+            core.when_all_ended(tickets, partial(ended, parked))
 
         def ended(parked: Parked) -> None:
             if not parked.has_left:
@@ -230,7 +235,9 @@ class CapturedGraph:
         """Have a worker thread make the backend's graphs, once all kernels are compiled."""
         core = self._core
         executables = self._executables
+        outer = SCOPE.set(None)  # the graph outlives a scope that drops its work
         op: Op[None] = Op(core, "capture", self._name)
+        SCOPE.reset(outer)
         runs = {
             node.run.plan: node.run
             for node in recorded.nodes
@@ -238,7 +245,7 @@ class CapturedGraph:
         }
 
         # What was launched before runs what was captured before; it may fail, and this goes on.
-        earlier = [old.ticket for old in self._parked if old.ticket.is_parked]
+        earlier = [ticket for ticket in self._parked if ticket.is_parked]
         if self._built is not None:
             earlier.append(self._built.ticket)
 

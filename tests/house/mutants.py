@@ -616,7 +616,7 @@ EDITS = (
         "C40",
         "an update is built while launches of before are parked",
         "streamflow/capture/graph.py",
-        "        earlier = [old.ticket for old in self._parked if old.ticket.is_parked]\n",
+        "        earlier = [ticket for ticket in self._parked if ticket.is_parked]\n",
         "        earlier: list[Any] = []\n",
         "tests/integration/test_capture_updates.py",
     ),

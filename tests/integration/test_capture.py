@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import anyio
@@ -296,6 +297,53 @@ def test_launches_of_graphs_with_host_steps_run_one_after_another(run, open_devi
             assert graph.num_parts == 1
             await sf.gather(*[graph.launch() for _ in range(5)])
             assert sums == [0, 1, 2, 3, 4]
+
+    run(main)
+
+
+def test_a_cancelled_end_of_a_launch_lets_the_rest_of_it_end_before_the_next(run, open_device):
+    async def main():
+        async with open_device() as dev:
+            x, seen = dev.zeros(N, np.float32), []
+            first, may_go = threading.Event(), threading.Event()
+
+            def step():
+                seen.append("begun")
+                first.set()
+                may_go.wait(20)
+                seen.append("ended")
+
+            with dev.capture() as graph:
+                dev.host(step)
+                dev.host(int, x)
+            launch = graph.launch()
+            again = graph.launch()
+            while not first.is_set():
+                await anyio.lowlevel.checkpoint()
+            assert launch.cancel()
+            await turns(100)
+            assert seen == ["begun"]
+            may_go.set()
+            wanted(again)
+            await error_of(again)
+            assert seen == ["begun", "ended"] * 2
+            assert isinstance(await error_of(launch), sf.OpCancelled)
+
+    run(main)
+
+
+def test_empty_arrays_have_nodes_that_do_nothing(run, open_device, add_one):
+    async def main():
+        async with open_device() as dev:
+            with dev.capture() as graph:
+                x = dev.put(np.zeros(0, np.float32))
+                dev.fill(x, 1)
+                dev.launch(add_one, x, 0)
+                dev.get(x, out=np.zeros(0, np.float32))
+            assert len(graph.nodes) == 4
+            assert len(graph.edges) >= 3
+            await graph.launch()
+            x.free()
 
     run(main)
 

@@ -63,6 +63,26 @@ def test_a_launch_from_before_an_update_runs_what_was_captured_then(run, open_de
     run(main)
 
 
+def test_an_update_outlives_a_scope_that_is_left_by_an_error(run, open_device, add_one):
+    async def main():
+        async with open_device() as dev:
+            x, y = dev.zeros(N, np.float32), dev.zeros(N, np.float32)
+            with dev.capture() as graph:
+                dev.launch(add_one, x, N)
+            event = anyio.Event()
+            graph.launch(after=event)  # which the update waits for
+            with pytest.raises(ExceptionGroup):
+                async with dev.scope():
+                    with graph.update():
+                        dev.launch(add_one, y, N)
+                    dev.host(lambda: 1 / 0)
+            event.set()
+            await graph.launch()
+            assert (await dev.get(y) == 1).all()
+
+    run(main)
+
+
 def test_an_update_may_take_another_number_of_driver_calls(run, open_device):
     async def main():
         async with open_device() as dev:
