@@ -436,6 +436,7 @@ def told(op: Op[Any], run: Run) -> Run:
 def _end(op: Op[Any]) -> None:
     """A recorded op never runs by itself: who asks for its result is told."""
     op._disown()
+    op._rare = None  # what was to follow its end, which never comes
     op._state = OpState.FAILED
     op._error = CaptureRefused(
         f"{op.name} ({op.where}) was captured: it runs when the graph is launched, so await "

@@ -181,7 +181,7 @@ class RepeatedCall(ForeignCall):
         What the function raised, by the number of the call.
     """
 
-    __slots__ = ("_target", "errors", "num_calls")
+    __slots__ = ("_held", "_target", "errors", "num_calls")
 
     def __init__(
         self,
@@ -193,6 +193,8 @@ class RepeatedCall(ForeignCall):
     ) -> None:
         super().__init__(core, op, fn, args, accesses)
         self._kept = fn
+        # What a captured kernel may use: each launch does, long after the one call (R6).
+        self._held: list[Any] = [args]
         self._target: Any = None
         self.num_calls = 0
         self.errors: dict[int, BaseException] = {}
@@ -205,6 +207,8 @@ class RepeatedCall(ForeignCall):
         self._stream = CallStream(self._target)
         self._error = None  # of an earlier run
         super()._run(*args)
+        if self._core.backend.is_cuda:
+            self._held.append(self._result)
         self._result = None
         self.num_calls += 1
         if self._error is not None and not self._core.backend.is_cuda:

@@ -152,6 +152,34 @@ def test_r6_memory_of_a_launch_in_flight_outlives_its_graph(run, open_device):
     run(main)
 
 
+def test_r6_what_a_foreign_function_was_given_lives_with_the_graph(run, open_device):
+    class Tensor:
+        """As of another library."""
+
+    async def main():
+        async with open_device() as dev:
+            x, tensor = dev.zeros(N, np.float32), Tensor()
+            known = weakref.ref(tensor)
+            with dev.capture() as graph:
+                dev.call(lambda stream, x, tensor: None, x, tensor)
+            await graph.ready
+            del tensor
+            gc.collect()
+            assert known() is not None
+            await graph.launch()
+            graph.close()
+            gc.collect()
+
+            def is_gone():
+                dev.empty(1)  # comes by what finalisers left
+                return known() is None
+
+            if open_device.clock != "wall":  # there a thread still has what it ran last
+                await until(is_gone)
+
+    run(main)
+
+
 def test_a_host_step_may_be_given_any_array(run, open_device):
     async def main():
         async with open_device() as dev:

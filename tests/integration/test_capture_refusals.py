@@ -182,6 +182,7 @@ def test_results_of_captured_ops_are_the_launchs(run, open_device, add_one):
                 op = dev.launch(add_one, b.x, N)
                 step = dev.host(int)
                 put = dev.put(b.lease.array(N, np.float32))
+                assert not dev.get(b.x, out=b.lease.array(N, np.float32)).writes_host
             for each in (op, step, put.staged):
                 assert each.done()
                 assert not each.cancel()
