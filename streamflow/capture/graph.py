@@ -8,7 +8,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from streamflow.backends.base import Backend
 from streamflow.capture.recorder import Handles, HostStep, Node, Recorded, TaskRecorder, told
 from streamflow.errors import Closed, DeviceError
 from streamflow.runtime.array import DeviceArray
@@ -28,14 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["Capture", "CapturedGraph"]
 
 
-class _Executables(Handles):
-    """What the backend made of the parts of one graph; the last of a part is the present one."""
+class _Executables:
+    """What the backend made of the parts of one graph."""
 
     __slots__ = ("num_launches", "parts")
 
-    def __init__(self, core: Core) -> None:
-        super().__init__(core, [])
-        self.parts: list[Any] = []
+    def __init__(self) -> None:
+        self.parts: list[Handles] = []
         self.num_launches: list[int] = []  # of the present recording, by part
 
 
@@ -50,7 +48,7 @@ class CapturedGraph:
         self._core = dev._core
         self._name = name
         self._recorded: Recorded | None = None
-        self._executables = _Executables(self._core)
+        self._executables = _Executables()
         self._built: Op[None] | None = None
         # Tickets, since ops hold their results.
         self._parked: list[Ticket] = []  # the ends of launches that may not have been submitted
@@ -205,7 +203,7 @@ class CapturedGraph:
         self._is_closed = True
         self._recorded = None
         self._built, self._last = None, []
-        self._executables = _Executables(self._core)
+        self._executables = _Executables()
 
     def __enter__(self) -> CapturedGraph:
         return self
@@ -265,7 +263,7 @@ class CapturedGraph:
                     core.parking.drop(parked, core.lose(error, "building a captured graph"))
 
             core.start(op)
-            make = partial(_build_blocking, core.backend, recorded, executables)
+            make = partial(_build_blocking, core, recorded, executables)
             core.background.submit(op.ticket.seq, make, done)
             core.schedule_turn()
 
@@ -290,7 +288,7 @@ _in_flight: dict[int, _PartRun] = {}
 class _PartRun:
     """The driver call of one launch of one part, and what that holds."""
 
-    __slots__ = ("_calls", "_executables", "_number", "_op", "_place", "_recorded")
+    __slots__ = ("_calls", "_executables", "_launched", "_number", "_op", "_place", "_recorded")
 
     def __init__(
         self,
@@ -305,6 +303,7 @@ class _PartRun:
         self._recorded: Recorded | None = recorded  # its arrays, and the program's pinned memory
         self._place = place
         self._calls = [node.run for node in part if isinstance(node.run, RepeatedCall)]
+        self._launched: Handles | None = None
         self._number = 0
 
     def __call__(self, target: Any) -> int:
@@ -313,7 +312,8 @@ class _PartRun:
         if not executables.parts:
             return 0  # nothing was captured: order still holds
         _in_flight[self._op.ticket.seq] = self
-        self._op._core.backend.launch_graph(executables.parts[self._place], target)
+        self._launched = executables.parts[self._place]
+        self._op._core.backend.launch_graph(self._launched.handles[0], target)
         executables.num_launches[self._place] += 1
         self._number = executables.num_launches[self._place]
         return 1
@@ -334,7 +334,7 @@ class _PartRun:
             op._core.when_ended(op.ticket, self._ended)
 
     def _ended(self) -> None:
-        self._executables = self._recorded = None
+        self._executables = self._recorded = self._launched = None
         _in_flight.pop(self._op.ticket.seq, None)
 
 
@@ -343,8 +343,9 @@ def _as_list(after: Any) -> list[Any]:
     return [after] if is_one or not isinstance(after, Iterable) else list(after)
 
 
-def _build_blocking(backend: Backend, recorded: Recorded, executables: _Executables) -> None:
+def _build_blocking(core: Core, recorded: Recorded, executables: _Executables) -> None:
     """Make a graph of the backend's for each part, or bring those that are there up to date."""
+    backend = core.backend
     parts = [part for part in recorded.parts if isinstance(part, list)]
     executables.num_launches = [0] * len(parts)
     for place, part in enumerate(parts):
@@ -359,13 +360,12 @@ def _build_blocking(backend: Backend, recorded: Recorded, executables: _Executab
                     made[node] = backend.embed_graph(graph, node.child.handles[0], deps)
             if place < len(executables.parts):
                 try:
-                    backend.update_graph_blocking(executables.parts[place], graph)
+                    backend.update_graph_blocking(executables.parts[place].handles[0], graph)
                     continue
                 except DeviceError:  # as where a value takes another number of memsets
                     pass
-            made_anew = backend.instantiate_graph_blocking(graph)
-            executables.handles.append(made_anew)  # and the old one: launches may be running
-            executables.parts[place:] = [made_anew, *executables.parts[place + 1 :]]
+            anew = Handles(core, [backend.instantiate_graph_blocking(graph)])
+            executables.parts[place : place + 1] = [anew]  # launches may be running the old one
         finally:
             backend.close_graph(graph)
             for node in part:

@@ -331,6 +331,33 @@ def test_r6_a_launch_that_is_left_behind_keeps_its_executable_and_memory(run, ad
     run(main)
 
 
+def test_executables_that_an_update_replaced_are_closed(run, add_one):
+    async def main():
+        async with virtual() as dev:
+            arrays = [dev.zeros(size, np.float32) for size in (N, 0)]
+            with dev.capture() as graph:
+                dev.launch(add_one, arrays[0], N)
+            launches = []
+            for number in range(1, 11):
+                launches.append(graph.launch())
+                with graph.update():  # with a kernel and without one, in turn
+                    array = arrays[number % 2]
+                    dev.launch(add_one, array, array.size)
+            await sf.gather(*launches)
+            await graph.ready
+            assert (await dev.get(arrays[0]) == 5).all()
+            gc.collect()
+
+            def is_one_left():
+                dev.empty(1)
+                made, closed = made_and_closed(dev)
+                return made == closed + 1
+
+            await until(is_one_left)
+
+    run(main)
+
+
 # -- failures -------------------------------------------------------------------------------------
 
 BROKEN = sf.Kernel.from_source(
