@@ -368,7 +368,8 @@ class Device(Submit):
         Ordering
         --------
         Within the graph by data, ``after=`` and explicit streams, as if it ran eagerly (rule
-        R3). Other tasks submit as always meanwhile.
+        R3); an array in ``after=`` stands for its writes in the graph and before the launch.
+        Other tasks, and tasks started in the block, submit as always meanwhile.
 
         Raises
         ------

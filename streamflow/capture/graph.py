@@ -118,6 +118,8 @@ class CapturedGraph:
         ------
         Closed
             The graph or the device is closed, or an array that it uses was freed.
+        OutOfDeviceMemory
+            The arrays it uses are more than a scope's limit; less than that waits for its share.
         CaptureRefused
             Called in a task that captures.
         """
