@@ -12,7 +12,7 @@ from streamflow.capture.recorder import Handles, HostStep, Node, Recorded, TaskR
 from streamflow.errors import Closed, DeviceError
 from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.core import Core
-from streamflow.runtime.foreign import RepeatedCall
+from streamflow.runtime.foreign import RepeatedCall, lent
 from streamflow.runtime.futures import is_future
 from streamflow.runtime.launch import KernelRun
 from streamflow.runtime.op import SCOPE, Op
@@ -150,7 +150,10 @@ class CapturedGraph:
             if op is not None:
                 first = After([*first.tickets, op.ticket], first.futures)
             if isinstance(part, HostStep):
-                args = [results.get(arg, arg) if isinstance(arg, Op) else arg for arg in part.args]
+                # An array that is freed further on in the graph is there all the same.
+                args = [
+                    results.get(arg, arg) if isinstance(arg, Op) else lent(arg) for arg in part.args
+                ]
                 op = self._dev.host(part.function, *args, after=op or items, name=part.op.label)
                 results[part.op] = op
                 tickets.append(op.ticket)

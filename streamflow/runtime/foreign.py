@@ -18,7 +18,7 @@ from streamflow.runtime.op import Op
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.scheduler.hazards import Region
 
-__all__ = ["CallStream", "ForeignCall", "call"]
+__all__ = ["CallStream", "ForeignCall", "RepeatedCall", "call", "lent"]
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ class ForeignCall:
         if not backend.is_cuda:
             backend.call(target, op.name, self._run, self._accesses, *args)
             return _NUM_CALLS
-        backend.call(target, op.name, self._run, self._accesses, *map(_lent, args))
+        backend.call(target, op.name, self._run, self._accesses, *map(lent, args))
         error = self._error
         if error is None:
             op._result, self._result = self._result, None
@@ -297,8 +297,8 @@ def _regions(used: dict[Region, Access], access: Access) -> list[Region]:
     return [region for region, found in used.items() if found is access]
 
 
-def _lent(arg: Any) -> Any:
-    """``arg``; in place of an array freed behind this op while it was parked, one like it."""
+def lent(arg: Any) -> Any:
+    """``arg``; in place of an array freed behind this op before it is submitted, one like it."""
     if not isinstance(arg, DeviceArray) or not arg.is_freed:
         return arg
     memory = arg._memory

@@ -95,6 +95,14 @@ def calls(t: Tools) -> None:
     t.dev.launch(t.saxpy, 1.0, t.x, t.y, N)
 
 
+def host_steps_over_scratch(t: Tools) -> None:
+    scratch = t.dev.empty(N, np.float32)
+    t.dev.copy(scratch, t.x)
+    t.dev.host(lambda x: t.seen.append(float(x.sum())), scratch)
+    t.dev.launch(t.add_one, t.x, N)
+    scratch.free()
+
+
 def host_steps(t: Tools) -> None:
     t.dev.launch(t.add_one, t.x, N)
     first = t.dev.host(lambda x: float(x.sum()), t.x)
@@ -110,7 +118,17 @@ def fills(t: Tools) -> None:
     t.dev.launch(t.add_one, t.y, N)
 
 
-PROGRAMS = (chain, diamond, fork_join, memory, host_copies, calls, host_steps, fills)
+PROGRAMS = (
+    chain,
+    diamond,
+    fork_join,
+    memory,
+    host_copies,
+    calls,
+    host_steps,
+    fills,
+    host_steps_over_scratch,
+)
 
 
 async def outcome(open_device: Any, kernels: Any, program: Any, num: int, is_captured: bool) -> Any:
