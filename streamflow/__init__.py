@@ -38,6 +38,8 @@ from streamflow.runtime.stream import Lane, Stream
 from streamflow.scheduler.placement import LaneLoad, PlacementRequest
 
 if TYPE_CHECKING:
+    from streamflow.pipeline.pipeline import Pipeline
+    from streamflow.pipeline.stats import PipelineStats, StageStats
     from streamflow.runtime.ledger import DeviceStats
     from streamflow.runtime.mapped import MappedArray
     from streamflow.runtime.synced import SyncedArray, SyncedState
@@ -75,6 +77,8 @@ __all__ = [
     "Pin",
     "PinnedPool",
     "PinnedStats",
+    "Pipeline",
+    "PipelineStats",
     "PlacementRequest",
     "PoolInfo",
     "RaceDetected",
@@ -83,6 +87,7 @@ __all__ = [
     "Settings",
     "SimOptions",
     "SimulatorWarning",
+    "StageStats",
     "Stream",
     "StreamflowError",
     "SyncedArray",
@@ -105,6 +110,8 @@ _HOMES = {  # what few programs name, brought in when one does (R13)
     "SyncedArray": "runtime.synced",
     "SyncedState": "runtime.synced",
     "Overlap": "trace.answers",
+    "Pipeline": "pipeline.pipeline",
+    **dict.fromkeys(("PipelineStats", "StageStats"), "pipeline.stats"),
     **dict.fromkeys(("EdgeReason", "Trace", "TracedEdge", "TracedOp"), "trace.model"),
 }
 

@@ -431,10 +431,11 @@ class Backend(Protocol):
     ) -> Any:
         """A node that stands for all that ``run(stream)`` submits to its stream, in that order.
 
-        ``run`` is called once, now, with a stream of the graph's own that notes down what comes
-        instead of doing it: launches, copies, fills and calls. Recording, waiting, blocking,
-        allocating and freeing there raise. Where it submits nothing, the node is only a place in
-        the order. What it submits elsewhere is done at once, and is no part of the graph.
+        ``run`` is called now, with a stream of the graph's own that notes down what comes instead
+        of doing it: launches, copies, fills and calls. Blocking, allocating and freeing there
+        raise; so do events where streams aren't CUDA's. Where it submits nothing, the node is only
+        a place in the order. What it submits elsewhere is done at once, and is no part of the
+        graph. Should another thread have disturbed the noting, all nodes so far are noted again.
 
         Each launch of the graph does the same with the same arguments; host memory is read and
         written by each. ``body`` of a :meth:`call` is run now where streams are CUDA's, else by

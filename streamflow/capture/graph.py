@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from streamflow.backends.base import Backend
-from streamflow.capture.recorder import HostStep, Node, Recorded, TaskRecorder, told
-from streamflow.errors import Closed
+from streamflow.capture.recorder import Handles, HostStep, Node, Recorded, TaskRecorder, told
+from streamflow.errors import Closed, DeviceError
+from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.core import Core
 from streamflow.runtime.foreign import RepeatedCall
+from streamflow.runtime.futures import is_future
 from streamflow.runtime.launch import KernelRun
 from streamflow.runtime.op import Op
 from streamflow.runtime.parked import After, Parked, no_calls
@@ -24,19 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["Capture", "CapturedGraph"]
 
 
-class _Executables:
-    """What the backend made of the parts of one graph; closed once no launch holds it (R6)."""
+class _Executables(Handles):
+    """What the backend made of the parts of one graph; the last of a part is the present one."""
 
-    __slots__ = ("_core", "handles", "num_launches")
+    __slots__ = ("num_launches", "parts")
 
     def __init__(self, core: Core) -> None:
-        self._core = core
-        self.handles: list[Any] = []
+        super().__init__(core, [])
+        self.parts: list[Any] = []
         self.num_launches: list[int] = []  # of the present recording, by part
-
-    def __del__(self) -> None:
-        for handle in self.handles:
-            self._core.leave(partial(self._core.backend.close_graph, handle))
 
 
 class CapturedGraph:
@@ -53,6 +52,7 @@ class CapturedGraph:
         self._executables = _Executables(self._core)
         self._built: Op[None] | None = None
         self._parked: list[Op[Any]] = []  # launches that may not have been submitted
+        self._last: Op[Any] | None = None
         self._is_closed = False
 
     # -- looking -----------------------------------------------------------------------------
@@ -127,13 +127,18 @@ class CapturedGraph:
         recorded = self._whole
         recorded.check_usable()
         line = explicit_line(core, stream)
-        first = core.after(after)
+        items = _as_list(after)
+        first = core.after(items)
         assert self._built is not None
         if not self._built.done() or self._built._error is not None:
             first = After([*first.tickets, self._built.ticket], first.futures)
         label = self._name if name is None else name
-        reads = [region for region in recorded.reads if region not in recorded.writes]
-        writes = list(recorded.writes)
+        core.check_budgets(recorded.nbytes, "launch of a graph")
+        if recorded.has_host_steps and self._last is not None and not self._last.done():
+            turn = self._end_of(self._last)  # the driver orders launches of graphs alone
+            items.append(turn)
+            first = After([*first.tickets, turn.ticket], first.futures)
+        reads, writes = list(recorded.needs), list(recorded.writes)
         results: dict[Op[Any], Op[Any]] = {}
         op: Op[Any] | None = None
         place = 0
@@ -142,19 +147,27 @@ class CapturedGraph:
                 first = After([*first.tickets, op.ticket], first.futures)
             if isinstance(part, HostStep):
                 args = [results.get(arg, arg) if isinstance(arg, Op) else arg for arg in part.args]
-                op = self._dev.host(part.function, *args, after=op or after, name=part.op.label)
+                op = self._dev.host(part.function, *args, after=op or items, name=part.op.label)
                 results[part.op] = op
                 continue
             op = Op(core, "graph", label)
-            run = _PartRun(core.backend, self._executables, place, part)
+            run = _PartRun(op, self._executables, recorded, place, part)
             op.rare().on_retired = run.let_go
             if not core.backend.is_cuda:
                 op.rare().on_device_done = run.finish
             core.parking.submit(
-                op, run, line=line or core.picker(op), reads=reads, writes=writes, after=first
+                op,
+                run,
+                line=line or core.picker(op),
+                reads=reads,
+                writes=writes,
+                after=first,
+                is_overwrite=True,  # what it doesn't overwrite is among what it reads
+                nbytes=recorded.nbytes,
             )
             place += 1
         assert op is not None
+        self._last = op if recorded.has_host_steps else None
         self._parked = [old for old in self._parked if old.ticket.is_parked]
         if op.ticket.is_parked:
             self._parked.append(op)
@@ -185,7 +198,7 @@ class CapturedGraph:
         self._core.check_here()
         self._is_closed = True
         self._recorded = None
-        self._built = None
+        self._built = self._last = None
         self._executables = _Executables(self._core)
 
     def __enter__(self) -> CapturedGraph:
@@ -193,6 +206,22 @@ class CapturedGraph:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _end_of(self, last: Op[Any]) -> Op[None]:
+        """An op that ends after ``last`` has, in whatever way: its failure is not inherited."""
+        core = self._core
+        op: Op[None] = Op(core, "turn", self._name)
+
+        def start(parked: Parked) -> None:
+            core.when_all_ended([last.ticket], partial(ended, parked))
+
+        def ended(parked: Parked) -> None:
+            if not parked.has_left:
+                core.start(op)
+                core.parking.host_done(parked)
+
+        core.parking.submit(op, no_calls, line=None, start=start)
+        return op
 
     # -- building ------------------------------------------------------------------------------
 
@@ -207,7 +236,18 @@ class CapturedGraph:
             if isinstance(node.run, KernelRun) and not node.run.is_loaded
         }
 
+        # What was launched before runs what was captured before; it may fail, and this goes on.
+        earlier = [old.ticket for old in self._parked if old.ticket.is_parked]
+        if self._built is not None:
+            earlier.append(self._built.ticket)
+
         def start(parked: Parked) -> None:
+            core.when_all_ended(earlier, partial(build, parked))
+
+        def build(parked: Parked) -> None:
+            if parked.has_left:
+                return
+
             def done(_: None, error: BaseException | None) -> None:
                 if parked.has_left:
                     return
@@ -217,14 +257,11 @@ class CapturedGraph:
                     core.parking.drop(parked, core.lose(error, "building a captured graph"))
 
             core.start(op)
-            build = partial(_build_blocking, core.backend, recorded, executables)
-            core.background.submit(op.ticket.seq, build, done)
+            make = partial(_build_blocking, core.backend, recorded, executables)
+            core.background.submit(op.ticket.seq, make, done)
             core.schedule_turn()
 
-        first = After([old.ticket for old in self._parked if old.ticket.is_parked])
-        parked = core.parking.submit(
-            op, no_calls, line=None, after=first, num_needs=len(runs), start=start
-        )
+        parked = core.parking.submit(op, no_calls, line=None, num_needs=len(runs), start=start)
         self._recorded, self._built = recorded, op
         if parked is not None:
             for run in runs.values():
@@ -241,13 +278,19 @@ class CapturedGraph:
 class _PartRun:
     """The driver call of one launch of one part, and what that holds."""
 
-    __slots__ = ("_backend", "_calls", "_executables", "_number", "_place")
+    __slots__ = ("_calls", "_executables", "_number", "_op", "_place", "_recorded")
 
     def __init__(
-        self, backend: Backend, executables: _Executables, place: int, part: list[Node]
+        self,
+        op: Op[Any],
+        executables: _Executables,
+        recorded: Recorded,
+        place: int,
+        part: list[Node],
     ) -> None:
-        self._backend = backend
+        self._op = op
         self._executables: _Executables | None = executables
+        self._recorded: Recorded | None = recorded  # its arrays, and the program's pinned memory
         self._place = place
         self._calls = [node.run for node in part if isinstance(node.run, RepeatedCall)]
         self._number = 0
@@ -255,11 +298,11 @@ class _PartRun:
     def __call__(self, target: Any) -> int:
         executables = self._executables
         assert executables is not None
-        if not executables.handles:
+        if not executables.parts:
             return 0  # nothing was captured: order still holds
+        self._op._core.backend.launch_graph(executables.parts[self._place], target)
         executables.num_launches[self._place] += 1
         self._number = executables.num_launches[self._place]
-        self._backend.launch_graph(executables.handles[self._place], target)
         return 1
 
     def finish(self) -> None:
@@ -271,13 +314,24 @@ class _PartRun:
 
     def let_go(self) -> None:
         """The launch has retired."""
-        self._executables = None
+        op = self._op
+        if op.ticket.failure is None or op._core.lost is not None:
+            self._ended()
+        else:  # it may be running still
+            op._core.when_ended(op.ticket, self._ended)
+
+    def _ended(self) -> None:
+        self._executables = self._recorded = None
+
+
+def _as_list(after: Any) -> list[Any]:
+    is_one = isinstance(after, (Op, DeviceArray)) or is_future(after)
+    return [after] if is_one or not isinstance(after, Iterable) else list(after)
 
 
 def _build_blocking(backend: Backend, recorded: Recorded, executables: _Executables) -> None:
     """Make a graph of the backend's for each part, or bring those that are there up to date."""
     parts = [part for part in recorded.parts if isinstance(part, list)]
-    is_update = bool(executables.handles)
     executables.num_launches = [0] * len(parts)
     for place, part in enumerate(parts):
         graph = backend.create_graph()
@@ -288,17 +342,20 @@ def _build_blocking(backend: Backend, recorded: Recorded, executables: _Executab
                 if node.child is None:
                     made[node] = backend.add_graph_node(graph, told(node.op, node.run), deps)
                 else:
-                    made[node] = backend.embed_graph(graph, node.child, deps)
-            if is_update:
-                backend.update_graph_blocking(executables.handles[place], graph)
-            else:
-                executables.handles.append(backend.instantiate_graph_blocking(graph))
+                    made[node] = backend.embed_graph(graph, node.child.handles[0], deps)
+            if place < len(executables.parts):
+                try:
+                    backend.update_graph_blocking(executables.parts[place], graph)
+                    continue
+                except DeviceError:  # as where a value takes another number of memsets
+                    pass
+            made_anew = backend.instantiate_graph_blocking(graph)
+            executables.handles.append(made_anew)  # and the old one: launches may be running
+            executables.parts[place:] = [made_anew, *executables.parts[place + 1 :]]
         finally:
             backend.close_graph(graph)
             for node in part:
-                if node.child is not None:
-                    backend.close_graph(node.child)
-                    node.child = None
+                node.child = None
 
 
 class _Session:

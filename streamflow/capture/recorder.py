@@ -14,19 +14,34 @@ from typing import Any
 
 import numpy as np
 
+from streamflow.backends.origin import here
 from streamflow.errors import CaptureRefused, Closed
 from streamflow.runtime.array import Allocation, DeviceArray
 from streamflow.runtime.core import Core
 from streamflow.runtime.foreign import ForeignCall, RepeatedCall
 from streamflow.runtime.host_memory import HostEnd
 from streamflow.runtime.launch import KernelRun
-from streamflow.runtime.op import Op, OpState, next_seq
+from streamflow.runtime.op import Op, OpState
 from streamflow.runtime.parked import After, PickLine, Run, Start
 from streamflow.runtime.parking import submit_as
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Ticket, Timeline
 
-__all__ = ["HostStep", "Node", "Recorded", "TaskRecorder", "told"]
+__all__ = ["Handles", "HostStep", "Node", "Recorded", "TaskRecorder", "told"]
+
+
+class Handles:
+    """Graphs of the backend's, closed once nobody holds them any more (R6)."""
+
+    __slots__ = ("_core", "handles")
+
+    def __init__(self, core: Core, handles: list[Any]) -> None:
+        self._core = core
+        self.handles = handles
+
+    def __del__(self) -> None:
+        for handle in self.handles:
+            self._core.leave(partial(self._core.backend.close_graph, handle))
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +59,7 @@ class Node:
     op: Op[Any]
     run: Run
     deps: tuple[Node, ...]
-    child: Any = None  # the backend's graph of what a foreign function submitted
+    child: Handles | None = None  # the backend's graph of what a foreign function submitted
 
     @property
     def kind(self) -> str:
@@ -92,19 +107,35 @@ class _InnerFree:
         self._memory = memory
 
     def __del__(self) -> None:
-        self._memory.is_freed = False  # its own finaliser comes next
+        memory = self._memory
+        if memory.address:
+            memory.core.post_free(memory.address, memory.home, memory.root)
 
 
 @dataclass(slots=True, eq=False)
 class Recorded:
-    """One recording: parts of nodes with host steps between them, and what they touch."""
+    """One recording: parts of nodes with host steps between them, and what they touch.
+
+    Attributes
+    ----------
+    needs : dict of Region
+        What a launch needs the contents of: read before the graph has overwritten it.
+    writes : dict of Region
+    overwrites : dict of Region
+        Those of ``writes`` that some op writes all of, without reading.
+    on_device : dict of Region
+    """
 
     core: Core
     parts: list[list[Node] | HostStep] = field(default_factory=list)
-    reads: dict[Region, None] = field(default_factory=dict)
+    needs: dict[Region, None] = field(default_factory=dict)
     writes: dict[Region, None] = field(default_factory=dict)
+    overwrites: dict[Region, None] = field(default_factory=dict)
+    on_device: dict[Region, None] = field(default_factory=dict)
     arrays: dict[Allocation, DeviceArray] = field(default_factory=dict)
-    host_arrays: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+    host_arrays: dict[int, tuple[np.ndarray[Any, Any], tuple[Region, ...]]] = field(
+        default_factory=dict
+    )
     inner_frees: dict[Allocation, _InnerFree] = field(default_factory=dict)
 
     @property
@@ -125,12 +156,27 @@ class Recorded:
         for memory, array in self.arrays.items():
             if memory.is_freed and memory not in self.inner_frees:
                 raise Closed(f"the graph uses {array!r}, which {memory.gone}")
-        for pinned in self.host_arrays.values():
-            if not HostEnd(self.core, pinned).is_direct:
+        for pinned, regions in self.host_arrays.values():
+            try:
+                host = HostEnd(self.core, pinned)
+                is_there = host.is_direct and host.regions == regions  # not pinned anew
+            except ValueError:  # of a lease that was released
+                is_there = False
+            if not is_there:
                 raise Closed(
                     f"the graph copies from or to {pinned.nbytes} bytes of pinned memory that were "
                     "given back"
                 )
+
+    @property
+    def nbytes(self) -> int:
+        """Of the device, that a launch uses."""
+        return sum(region.stop - region.start for region in self.on_device)
+
+    @property
+    def has_host_steps(self) -> bool:
+        """Whether a launch runs code on the host."""
+        return any(isinstance(part, HostStep) for part in self.parts)
 
     def check_same_shape(self, other: Recorded) -> None:
         """Raise unless ``other`` has the same ops and edges.
@@ -185,7 +231,6 @@ class TaskRecorder:
         self._nodes: dict[Ticket, Node | None] = {}  # None: a host step, or of an earlier part
         self._steps: dict[Ticket, HostStep] = {}
         self._lines: dict[Timeline, Node] = {}  # the newest of each explicit stream
-        self._first_seq = next_seq()
 
     # -- what the runtime calls ----------------------------------------------------------
 
@@ -197,6 +242,7 @@ class TaskRecorder:
         reads: Sequence[Region],
         writes: Sequence[Region],
         after: After,
+        is_overwrite: bool,
         start: Start | None,
     ) -> None:
         """See :class:`~streamflow.runtime.recording.Recorder`."""
@@ -226,12 +272,11 @@ class TaskRecorder:
         node = Node(op, run, tuple(deps))
         if isinstance(run, RepeatedCall):
             self._call(node, run)
+        self._touch(op, reads, writes, is_overwrite)
         for region in reads:
             self._book(region).reads.append(node)
-            self.recorded.reads[region] = None
         for region in writes:
             self._written(region, node)
-            self.recorded.writes[region] = None
         if isinstance(line, Timeline) and line.is_ordered:
             self._lines[line] = node
         self._nodes[op.ticket] = node
@@ -273,13 +318,20 @@ class TaskRecorder:
         for arg in args:
             if isinstance(arg, DeviceArray):
                 self.recorded.arrays.setdefault(arg._memory, arg)
-            elif isinstance(arg, np.ndarray):
-                self.recorded.host_arrays[id(arg)] = arg
+
+    def hold_host(self, array: np.ndarray[Any, Any]) -> None:
+        """See :class:`~streamflow.runtime.recording.Recorder`."""
+        self.recorded.host_arrays[id(array)] = array, HostEnd(self._core, array).regions
+
+    def record_allocation(self, array: DeviceArray) -> None:
+        """See :class:`~streamflow.runtime.recording.Recorder`."""
+        self.hold((array,))
+        self._nodes[array.allocation.ticket] = None  # made already
 
     def record_free(self, memory: Allocation, frame: FrameType) -> Op[None]:
         """See :class:`~streamflow.runtime.recording.Recorder`."""
         op: Op[None] = Op(self._core, "free", None, frame)
-        if memory.op.ticket.seq < self._first_seq:
+        if memory.op.ticket not in self._nodes:
             op._disown()
             self._refuse(op, "it frees only what was allocated in it, or the next launch lacks it")
         memory.is_freed = True
@@ -288,21 +340,51 @@ class TaskRecorder:
         _end(op)
         return op
 
+    def tickets_of(self, item: Op[Any] | DeviceArray) -> list[Ticket]:
+        """See :class:`~streamflow.runtime.recording.Recorder`."""
+        if isinstance(item, DeviceArray) and item._core is self._core:
+            item.check_usable()
+            region = item._region
+            self.recorded.needs[region] = None  # each launch comes after what wrote it before
+            books = (self._books.get(each) for each in (region, *region.overlapping))
+            writes = (book.last_write for book in books if book is not None)
+            return [node.op.ticket for node in writes if node is not None]
+        if isinstance(item, Op) and item.ticket in self._nodes:
+            return [item.ticket]
+        what = item.name if isinstance(item, Op) else repr(item)
+        raise CaptureRefused(
+            f"{here()}: a graph is being captured, and {what} isn't in it: "
+            "give it to graph.launch(after=)"
+        )
+
     # -- books -----------------------------------------------------------------------------
 
     def _named(self, op: Op[Any], after: After) -> dict[Node, None]:
         """The nodes of ``after=``."""
         if after.futures:
             self._refuse(op, "a future in after= would be waited for once, and never again")
-        deps: dict[Node, None] = {}
-        for ticket in after.tickets:
-            if ticket in self._nodes:
-                node = self._nodes[ticket]
-                if node is not None:
-                    deps[node] = None
-            elif ticket.is_parked or (ticket.position and not ticket.is_passed):
-                self._refuse(op, "after= names what isn't in it: give that to graph.launch(after=)")
-        return deps
+        nodes = (self._nodes[ticket] for ticket in after.tickets)
+        return {node: None for node in nodes if node is not None}
+
+    def _touch(
+        self, op: Op[Any], reads: Sequence[Region], writes: Sequence[Region], is_overwrite: bool
+    ) -> None:
+        """Note what a launch as a whole reads and writes."""
+        recorded = self.recorded
+        for region in reads if is_overwrite else (*reads, *writes):
+            # What the graph has overwritten by then is of no earlier op.
+            if not any(
+                each in recorded.overwrites and _covers(each, region)
+                for each in (region, *region.overlapping)
+            ):
+                recorded.needs[region] = None
+        recorded.writes.update(dict.fromkeys(writes))
+        if is_overwrite:
+            recorded.overwrites.update(dict.fromkeys(writes))
+        if op.kind != "put":  # which reads on the host
+            recorded.on_device.update(dict.fromkeys(reads))
+        if op.kind != "get":
+            recorded.on_device.update(dict.fromkeys(writes))
 
     def _book(self, region: Region) -> _Book:
         book = self._books.get(region)
@@ -312,7 +394,7 @@ class TaskRecorder:
 
     def _written(self, region: Region, node: Node) -> None:
         for each in (region, *region.overlapping):
-            if region.start <= each.start and each.stop <= region.stop:
+            if _covers(region, each):
                 book = self._book(each)
                 book.last_write = node
                 book.reads.clear()
@@ -320,19 +402,21 @@ class TaskRecorder:
     def _call(self, node: Node, call: RepeatedCall) -> None:
         """Have a foreign function submit to a graph of its own, which becomes one node."""
         backend = self._core.backend
-        child = backend.create_graph()
-        node.child = child
+        node.child = Handles(self._core, [backend.create_graph()])
         try:
-            backend.add_graph_node(child, told(node.op, call), ())
+            backend.add_graph_node(node.child.handles[0], told(node.op, call), ())
             if call.error is not None:
                 raise call.error
         except BaseException:
-            backend.close_graph(child)
             node.op._disown()
             raise
 
     def _refuse(self, op: Op[Any], why: str) -> None:
         raise CaptureRefused(f"{op.name} ({op.where}) can't be captured: {why}")
+
+
+def _covers(region: Region, other: Region) -> bool:
+    return region.start <= other.start and other.stop <= region.stop
 
 
 def told(op: Op[Any], run: Run) -> Run:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import isqrt
-from operator import attrgetter
+from operator import attrgetter, length_hint
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,7 @@ class Staging:
         self._waiting: dict[bool, FairQueue[StagingJob]] = {
             is_in: FairQueue("staging") for is_in in (True, False)
         }
-        self._active: set[StagingJob] = set()
+        self._active: dict[bool, dict[StagingJob, None]] = {True: {}, False: {}}  # in order
         self._lock = threading.Lock()
 
     def start(self, job: StagingJob) -> None:
@@ -153,7 +153,7 @@ class Staging:
     def stop(self, job: StagingJob) -> None:
         """Have ``job`` end after the chunk it is at, or at once if none has begun (rule R8)."""
         job.is_stopped = True
-        if job.num_running == 0 and job not in self._active:
+        if job.num_running == 0 and job not in self._active[job.is_in]:
             self._waiting[job.is_in].remove(job.key, job)
             job.error = OpCancelled("the copy was stopped before it began")
             job.done(job)
@@ -163,7 +163,12 @@ class Staging:
 
         ``drops_waiting``: those that no worker has begun are forgotten; nobody is told.
         """
-        for job in (*self._active, *self._waiting[True], *self._waiting[False]):
+        for job in [
+            *self._active[True],
+            *self._active[False],
+            *self._waiting[True],
+            *self._waiting[False],
+        ]:
             job.is_stopped = True
         if drops_waiting:
             for waiting in self._waiting.values():
@@ -178,14 +183,23 @@ class Staging:
 
     def _start_waiting(self, is_in: bool) -> None:
         waiting, idle = self._waiting[is_in], self._idle[is_in]
+        if not self._backend.is_virtual:
+            # One that came while others had the threads began with a few: it gets more now.
+            for job in self._active[is_in]:
+                if idle and job.error is None and not job.is_stopped:
+                    self._join(job, length_hint(job.numbers))
         while waiting and idle:
             job = waiting.pop()
-            self._active.add(job)
-            wanted = max(1, min(job.pieces.num, len(idle)))
-            channels, idle[:] = idle[:wanted], idle[wanted:]
-            job.num_running = len(channels)
-            for first, channel in enumerate(channels):
-                self._submit(job, channel, first, len(channels))
+            self._active[is_in][job] = None
+            self._join(job, max(1, job.pieces.num))
+
+    def _join(self, job: StagingJob, num_wanted: int) -> None:
+        """Have so many more channels work on ``job``, if they are idle."""
+        idle = self._idle[job.is_in]
+        channels, idle[:] = idle[:num_wanted], idle[num_wanted:]
+        job.num_running += len(channels)
+        for first, channel in enumerate(channels):
+            self._submit(job, channel, first, len(channels))
 
     def _submit(self, job: StagingJob, channel: _Channel, first: int, step: int) -> None:
         numbers: Iterable[int] = job.numbers  # each takes the next one: some threads are slower
@@ -218,7 +232,7 @@ class Staging:
             # By number, so that an earlier job's copies come first on the engine (rule R15).
             insort(self._idle[job.is_in], channel, key=attrgetter("number"))
             if job.num_running == 0:
-                self._active.discard(job)
+                del self._active[job.is_in][job]
                 job.done(job)
             self._start_waiting(job.is_in)
 

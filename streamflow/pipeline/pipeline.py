@@ -180,7 +180,12 @@ class Pipeline:
         return self._on_host("unbatch", "unbatch")
 
     def filter(self, fn: HostFunction) -> Pipeline:
-        """Keep the items that ``fn(item)`` is true of; called on a worker thread.
+        """Keep the items that ``fn(item)`` is true of.
+
+        Parameters
+        ----------
+        fn : callable
+            Called on a worker thread.
 
         Raises
         ------

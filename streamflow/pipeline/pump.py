@@ -58,7 +58,7 @@ class Pump:
     ) -> None:
         self._core = core
         self._work = work
-        self._node = node
+        self._node: Node | None = node
         self._sources = list(sources)
         self._meter = meter
         self._consumer = consumer
@@ -95,9 +95,9 @@ class Pump:
             self._is_away = False
             self._consumer.ended(self._num_given)
             self._num_given += 1
-        if self.is_over:
+        if self.is_over and self._error is None:
             raise StopAsyncIteration
-        if not self._is_begun:
+        if not self._is_begun and not self._is_stopping:
             self._is_begun = True
             core.waiting.runs[id(self)] = self
             self._meter.begun(core.clock_s())
@@ -123,7 +123,10 @@ class Pump:
             self._is_away = True
             self._consumer.came(self._num_given)
             return value
-        error = outcome.error if outcome is not None else self._error
+        if outcome is not None:
+            error = outcome.error
+        else:
+            error, self._error = self._error, None
         del outcome
         await self.stop()
         try:
@@ -136,7 +139,7 @@ class Pump:
         await self.stop()
         error, self._error = self._error, None
         others = self._work.take_failures()
-        if error is not None:
+        if error is not None and not isinstance(error, Closed):
             add_notes(error, others)
             raise error
         if others:
@@ -165,7 +168,7 @@ class Pump:
         core = self._core
         failures = self._work.take_failures()
         if error is None:
-            error = self._error
+            error, self._error = self._error, None
         if error is None:
             if failures:
                 raise_group("pipeline", None, failures)
@@ -174,7 +177,10 @@ class Pump:
         cause = error.__cause__ if isinstance(error, UpstreamFailed) else None
         others = [failure for failure in failures if failure is not error and failure is not cause]
         add_notes(error, others)
-        raise error.with_traceback(None)
+        try:
+            raise error.with_traceback(None)
+        finally:
+            del error, cause, failures, others, self  # what is raised has this frame (C23)
 
     # -- asking and handing over -----------------------------------------------------------------
 
@@ -183,6 +189,7 @@ class Pump:
         while not self._is_ending and len(self._slots) < self._depth:
             slot = _Slot()
             self._slots.append(slot)
+            assert self._node is not None
             self._node.request(partial(self._delivered, slot))
 
     def _delivered(self, slot: _Slot, outcome: Outcome) -> None:
@@ -247,6 +254,7 @@ class Pump:
                 return
         self._core.waiting.runs.pop(id(self), None)
         self._work.close()
+        self._node = None  # with all that was on its way
         self.is_over = True
         for wake in self._on_over:
             wake()

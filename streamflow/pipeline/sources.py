@@ -114,6 +114,11 @@ class Opened:
         """Whether it is pulled on the loop."""
         return hasattr(self._given, "__aiter__")
 
+    @property
+    def is_instant(self) -> bool:
+        """Whether the next item is there already, so that no worker thread is asked for it."""
+        return self.to_call is None and type(self._given) in _INSTANT
+
     def pull(self, copies: bool) -> Pull:
         """What brings the next item, with arrays of its own if it ``copies``.
 
@@ -187,6 +192,9 @@ class _Rows:
             yield self._array[start : start + self._batch_size]
 
 
+_INSTANT = (list, tuple, np.ndarray, np.memmap, _Rows)
+
+
 def checked_count(number: Any, name: str) -> int:
     """``number`` as an int of at least 1.
 
@@ -206,6 +214,6 @@ def checked_count(number: Any, name: str) -> int:
 def _is_iterable(given: Any) -> bool:
     if isinstance(given, np.ndarray) and not given.ndim:
         return False
-    if isinstance(given, DeviceArray):
+    if isinstance(given, (DeviceArray, np.generic)):
         return False
     return hasattr(type(given), "__iter__") or hasattr(type(given), "__getitem__")

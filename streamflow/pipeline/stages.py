@@ -41,6 +41,7 @@ class Pulls:
         self._waiting: deque[Deliver] = deque()
         self._is_busy = False  # pulling, or the last item is lent
         self._is_over = False
+        self._is_going = False
         self._num_pulled = 0
 
     def request(self, deliver: Deliver) -> None:
@@ -48,15 +49,26 @@ class Pulls:
         self._go_on()
 
     def _go_on(self) -> None:
-        while self._is_over and self._waiting:
+        if self._is_going:  # pulls that take no time follow each other without recursion
+            return
+        self._is_going = True
+        try:
+            while self._waiting and (self._is_over or not self._is_busy):
+                self._serve()
+        finally:
+            self._is_going = False
+
+    def _serve(self) -> None:
+        opened = self._opened
+        if self._is_over:
             self._waiting.popleft()(Stop(None))
-        if self._is_busy or not self._waiting:
             return
         self._is_busy = True
         self._clock.came(self._num_pulled)
-        opened = self._opened
         if opened.to_call is not None:
             self._work.host(opened.to_call, name="source", then=self._called)
+        elif opened.is_instant and not self._copies:
+            self._pulled(opened.pull(False)(), None)
         else:
             self._pull()
 
@@ -69,7 +81,8 @@ class Pulls:
         if error is not None:
             self._stop(error)
         else:
-            self._pull()
+            self._is_busy = False
+            self._go_on()
 
     def _pull(self) -> None:
         then = self._copy if self._copies and self._opened.is_async else self._pulled

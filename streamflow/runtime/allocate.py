@@ -146,7 +146,7 @@ class Memory:
             self.live[address] = (ref(memory), nbytes, op, piece)
         array = DeviceArray(memory, memory.root, address, shape, dtype, size)
         if (recorder := recorder_of(core)) is not None:
-            recorder.hold((array,))
+            recorder.record_allocation(array)
         return array
 
     def _allocate_slowly(self, op: Op[None], nbytes: int, line: Timeline) -> int:

@@ -75,6 +75,8 @@ async def as_completed(ops: Iterable[Op[Any]]) -> AsyncGenerator[Op[Any], None]:
     for op in waiting:
         if not isinstance(op, Op):
             raise TypeError(f"expected ops, found {op!r}")
+        if op._core.recording is not None:
+            op._core.recording.refuse_await(op)
     try:
         for op in waiting:
             op.add_done_callback(note)

@@ -203,6 +203,7 @@ class RepeatedCall(ForeignCall):
 
     def _run(self, *args: Any) -> None:
         self._stream = CallStream(self._target)
+        self._error = None  # of an earlier run
         super()._run(*args)
         self._result = None
         self.num_calls += 1

@@ -13,6 +13,7 @@ from streamflow.errors import OpCancelled, UpstreamFailed
 from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.op import Op, added
 from streamflow.runtime.parked import NOTHING, After, Parked
+from streamflow.runtime.recording import recorder_of
 from streamflow.scheduler.hazards import add_unpassed
 from streamflow.scheduler.timeline import Ticket
 
@@ -76,6 +77,8 @@ class Futures:
     def tickets_of(self, item: Op[Any] | DeviceArray) -> list[Ticket]:
         """What comes after ``item`` has to come after: the op, or the writes of the array."""
         core = item._core
+        if (recorder := recorder_of(self._core)) is not None:
+            return recorder.tickets_of(item)
         tickets: list[Ticket] = []
         if isinstance(item, DeviceArray):
             item.check_usable()

@@ -90,7 +90,7 @@ def keep_alive(op: Op[Any], array: Array) -> None:
     """Keep the memory of ``array`` until ``op``, a copy by the device, has retired (rule R6)."""
     recorder = recorder_of(op._core)
     if recorder is not None:
-        recorder.hold((array,))
+        recorder.hold_host(array)
         return
     number = op.ticket.seq
 

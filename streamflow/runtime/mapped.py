@@ -20,6 +20,7 @@ from streamflow.memory.space import Place, Space
 from streamflow.runtime.array import Allocation, DeviceArray, checked_dtype, checked_shape
 from streamflow.runtime.op import Op
 from streamflow.runtime.parked import Parked, no_calls
+from streamflow.runtime.recording import refuse
 from streamflow.scheduler.timeline import Ticket
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def _end(core: Core, op: Op[None], parked: Parked) -> None:
 async def make_mapped(core: Core, shape: Any, dtype: Any, timeout_s: float | None) -> MappedArray:
     """``Device.mapped``."""
     core.check_open()
+    refuse(core, "mapped waits for memory; what is mapped already can be used")
     checked = checked_dtype(dtype)
     dims, size = checked_shape(shape, checked.itemsize)
     nbytes = size * checked.itemsize

@@ -38,6 +38,9 @@ __all__ = ["Parking", "submit_as"]
 
 _REAP_EVERY = 64
 
+_NEVER_RECORDED = frozenset(("free", "pin", "unpin"))
+"""Finalisers leave such work, and it is done in whatever task comes by next (C40)."""
+
 
 class Parking:
     """Submits the ops of one device, now or later."""
@@ -90,10 +93,10 @@ class Parking:
         Parked or None
             The parked op, or None when it was submitted or has failed.
         """
-        if self._core.recording is not None and op.kind != "free":  # those of dropped arrays
+        if self._core.recording is not None and op.kind not in _NEVER_RECORDED:
             recorder = self._core.recording.here()
             if recorder is not None:
-                recorder.record(op, run, line, reads, writes, after, start)
+                recorder.record(op, run, line, reads, writes, after, is_overwrite, start)
                 return None
         deps: list[Ticket] = []
         for ticket in after.tickets:

@@ -10,12 +10,14 @@ from streamflow.errors import CaptureRefused
 from streamflow.runtime.op import Op
 from streamflow.runtime.parked import After, PickLine, Run, Start
 from streamflow.scheduler.hazards import Region
-from streamflow.scheduler.timeline import Timeline
+from streamflow.scheduler.timeline import Ticket, Timeline
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from streamflow.runtime.array import Allocation
+    import numpy as np
+
+    from streamflow.runtime.array import Allocation, DeviceArray
     from streamflow.runtime.core import Core
 
 __all__ = ["Recorder", "Recording", "recorder_of", "refuse"]
@@ -32,6 +34,7 @@ class Recorder(Protocol):
         reads: Sequence[Region],
         writes: Sequence[Region],
         after: After,
+        is_overwrite: bool,
         start: Start | None,
     ) -> None:
         """Take an op with what it touches, in place of its submission."""
@@ -44,8 +47,17 @@ class Recorder(Protocol):
     def hold(self, args: Sequence[Any]) -> None:
         """Keep what of ``args`` are arrays for as long as the graph lives."""
 
+    def hold_host(self, array: np.ndarray[Any, Any]) -> None:
+        """Keep pinned memory that a copy reads or writes."""
+
+    def record_allocation(self, array: DeviceArray) -> None:
+        """Take an array whose memory was just allocated: that is the graph's."""
+
     def record_free(self, memory: Allocation, frame: FrameType) -> Op[None]:
         """Take an ``array.free()``."""
+
+    def tickets_of(self, item: Op[Any] | DeviceArray) -> list[Ticket]:
+        """What ``after=item`` stands for within the graph."""
 
 
 class Recording:

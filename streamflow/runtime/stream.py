@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from streamflow.errors import Closed
 from streamflow.runtime.op import Op
 from streamflow.runtime.parked import no_calls
+from streamflow.runtime.recording import refuse
 from streamflow.scheduler.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ class Stream:
         DeviceLost
             The device failed meanwhile.
         """
+        refuse(self._core, "nothing can be awaited before its block is left")
         await self.record()
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from streamflow.backends.origin import user_instruction
 from streamflow.runtime.array import DeviceArray
+from streamflow.runtime.recording import refuse
 from streamflow.runtime.synced_pair import Pair
 from streamflow.runtime.synced_sides import revoke
 from streamflow.scheduler.synced_table import Asked, Side
@@ -29,6 +30,7 @@ class _Block(Generic[Lent]):
 
     def __init__(self, pair: Pair, write: Write) -> None:
         pair.check_usable()
+        refuse(pair._core, "a SyncedArray copies by itself: enter its block around the capture")
         if not isinstance(write, (bool, str)) or write not in self._asked:
             raise ValueError(f"write= takes False, True or 'all', found {write!r}")
         self._pair = pair

@@ -14,6 +14,7 @@ from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.failures import add_note
 from streamflow.runtime.op import Op, OpState, next_seq
 from streamflow.runtime.parked import Parked, no_calls
+from streamflow.runtime.recording import refuse
 from streamflow.runtime.stream import Stream, explicit_line
 from streamflow.runtime.synced_copies import Copies
 from streamflow.runtime.synced_job import HostJob
@@ -154,6 +155,7 @@ class Pair(Copies):
         """An op that ends once the copy has that ``asked`` leads to."""
         core = self._core
         self.check_usable()
+        refuse(core, f"{asked.value} of a SyncedArray isn't known to be needed at each launch")
         explicit_line(core, stream)  # a bad one is refused before anything has changed
         turn = self._ask(False)
         context = self._context(user_instruction())

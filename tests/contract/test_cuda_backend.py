@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +72,36 @@ class TestCuda(_OnCuda, BackendContract):
         config = rig.backend.launch_config((1, 1, 1), (1, 1, 1), 0)
         rig.backend.launch(rig.stream, config, kernel, address)
         assert rig.get(address, 4).view(np.int32)[0] == 7
+
+    def test_a_graph_is_made_again_after_another_thread_waited_for_the_device(
+        self, rig: Rig
+    ) -> None:
+        from cuda.bindings import driver
+
+        backend, answers = rig.backend, []
+        address = rig.put(np.zeros(64, np.uint8))
+
+        def wait() -> None:
+            backend.set_current()
+            answers.append(driver.cuCtxSynchronize()[0])
+
+        def run(stream: Any) -> None:
+            if not answers:  # as another library would, which knows nothing of captures
+                thread = threading.Thread(target=wait)
+                thread.start()
+                thread.join()
+            backend.fill(address, b"\7", 64, stream)
+
+        graph = backend.create_graph()
+        first = backend.add_graph_node(
+            graph, lambda stream: backend.fill(address, b"\1", 64, stream), ()
+        )
+        backend.add_graph_node(graph, run, [first])
+        executable = backend.instantiate_graph_blocking(graph)
+        backend.launch_graph(executable, rig.stream)
+        assert (rig.get(address, 64) == 7).all()
+        for handle in (executable, graph):
+            backend.close_graph(handle)
 
     def test_c42_the_default_pool_keeps_its_attributes(self) -> None:
         before = _default_threshold()

@@ -438,3 +438,43 @@ def test_the_default_number_of_threads_follows_the_cores_of_the_process(monkeypa
     for num_cores, num_threads in ((1, 1), (2, 2), (4, 4), (16, 12)):
         monkeypatch.setattr(config.os, "sched_getaffinity", lambda _, n=num_cores: range(n))
         assert sf.Settings().staging_threads == num_threads
+
+
+@pytest.mark.parametrize("is_in", [True, False], ids=["put", "get"])
+def test_a_copy_that_began_with_few_threads_gets_those_that_others_leave(run, open_device, is_in):
+    """Else the second of two that come together is copied by one thread to its end."""
+
+    async def main():
+        settings = {"staging_in_nbytes": CHUNK, "staging_out_nbytes": CHUNK, "staging_threads": 2}
+        async with open_device(**settings) as dev:
+            staging = dev._core.staging
+            begun = []  # (job, channels at work before)
+            submit = staging._submit
+
+            def noted(job, *args):
+                begun.append(job)
+                submit(job, *args)
+
+            staging._submit = noted
+            small = np.ones(16 * CHUNK, np.uint8)
+            large = np.ones(512 * CHUNK, np.uint8)
+            if is_in:
+                arrays = [dev.put(small), dev.put(large)]
+                for array in arrays:
+                    await array
+            else:
+                arrays = [await dev.put(small), await dev.put(large)]
+                begun.clear()
+                sinks = [np.zeros_like(small), np.zeros_like(large)]
+                for op in [dev.get(x, out=y) for x, y in zip(arrays, sinks, strict=True)]:
+                    await op
+                assert all(sink.all() for sink in sinks)
+            first, second = dict.fromkeys(begun)
+            assert begun.count(first) == 2
+            if dev._core.backend.is_virtual:
+                assert begun.count(second) >= 1  # dealt out beforehand
+            else:
+                assert begun.count(second) == 2
+            del staging._submit
+
+    run(main)

@@ -18,7 +18,7 @@ from cuda.core import Device, Event, EventOptions, LaunchConfig, Stream, launch
 from streamflow.backends.base import Access, Checker, DeviceProperties, KernelSpec
 from streamflow.backends.cuda.errors import DriverCallError, check, translate
 from streamflow.backends.cuda.fills import Copy, Row, plan_fill
-from streamflow.backends.cuda.graphs import CudaGraph, GraphVerbs
+from streamflow.backends.cuda.graphs import CudaGraph, GraphVerbs, capturing
 from streamflow.backends.cuda.kernels import KernelLoader
 from streamflow.backends.cuda.mapped import CHUNK_NBYTES
 from streamflow.backends.cuda.mapped import holds as holds_mapped
@@ -123,7 +123,8 @@ class CudaBackend(PoolVerbs, GraphVerbs):
     def synchronize_blocking(self) -> None:
         """Wait for everything in the primary context, other libraries' work included."""
         self.set_current()
-        check(driver.cuCtxSynchronize(), "cuCtxSynchronize")
+        with capturing(self.index):  # which this would end
+            check(driver.cuCtxSynchronize(), "cuCtxSynchronize")
 
     def close(self) -> None:
         """Destroy the streams and pools still held; waits for nothing.

@@ -2,18 +2,21 @@
 
 ``cuStreamBeginCaptureToGraph`` starts a capture behind nodes that are there already, so our
 edges are the driver's, and no stream that anybody else uses ever captures. Relaxed mode: other
-threads, pollers and finalisers may call what they like meanwhile.
+threads, pollers and finalisers may call what they like meanwhile, but for one thing. Waiting for
+the whole device ends every capture on it, whatever the mode. Our own waits for the moment
+between two captures; after somebody else's, the graph is made once more from the start.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 from cuda.bindings import driver
 
-from streamflow.backends.cuda.errors import DriverCallError, check
+from streamflow.backends.cuda.errors import DriverCallError, check, code_name
 from streamflow.backends.cuda.streams import StreamTable
 from streamflow.backends.memory import MemoryKind, PointerAttributes
 from streamflow.errors import Closed, DeviceError, DeviceLost, StreamflowError
@@ -22,6 +25,9 @@ __all__ = ["CudaExecutable", "CudaGraph", "CudaNode", "GraphVerbs"]
 
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 _lock = threading.Lock()
+_captures: dict[int, AbstractContextManager[Any]] = {}
+_INVALID = "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
+_NUM_TRIES = 5
 _CHANGED = driver.CUresult.CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE
 
 
@@ -47,10 +53,11 @@ class CudaGraph:
         end of the capture (not documented), so we never do.
     """
 
-    __slots__ = ("embedded", "handle", "is_broken", "is_closed", "is_lost", "memory")
+    __slots__ = ("embedded", "handle", "is_broken", "is_closed", "is_lost", "memory", "steps")
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
+        self.steps: list[_Step] = []
         self.is_broken = False
         self.is_lost = False
         self.is_closed = False
@@ -73,6 +80,18 @@ class CudaNode:
     def __init__(self, graph: CudaGraph, leaves: Sequence[Any]) -> None:
         self.graph = graph
         self.leaves = leaves
+
+
+class _Step(NamedTuple):
+    """How a node was made: by a ``run``, or as a copy of a graph."""
+
+    node: CudaNode
+    run: Callable[[Any], object] | CudaGraph
+    deps: tuple[CudaNode, ...]
+
+
+class _Disturbed(Exception):
+    """The capture was ended from outside, or by what its ``run`` did unseen."""
 
 
 class CudaExecutable:
@@ -106,6 +125,7 @@ class GraphVerbs:
         For captures.
     """
 
+    index: int
     _streams: StreamTable
     _num_devices: int
     _is_lost: bool
@@ -133,31 +153,14 @@ class GraphVerbs:
         self, graph: CudaGraph, run: Callable[[Any], object], deps: Sequence[CudaNode], /
     ) -> CudaNode:
         """One capture, from the leaves of ``deps`` on."""
-        before = self._leaves_of(graph, deps)
-        self.set_current()
-        try:
-            stream = self._idle_streams.pop()
-        except IndexError:
-            stream = self.create_stream()
-        try:
-            leaves = self._capture(graph, run, before, stream)
-        finally:
-            self._idle_streams.append(stream)
-        if not leaves or _same(leaves, before):  # it submitted nothing
-            call = "cuGraphAddEmptyNode"
-            added = driver.cuGraphAddEmptyNode(graph.handle, before, len(before))
-            leaves = [check(added, call)]
-        return CudaNode(graph, leaves)
+        return self._append(graph, run, deps)
 
     def embed_graph(
         self, graph: CudaGraph, child: CudaGraph, deps: Sequence[CudaNode], /
     ) -> CudaNode:
         """``cuGraphAddChildGraphNode``, which copies ``child``."""
         child.check()
-        before = self._leaves_of(graph, deps)
-        self.set_current()
-        added = driver.cuGraphAddChildGraphNode(graph.handle, before, len(before), child.handle)
-        node = CudaNode(graph, [check(added, "cuGraphAddChildGraphNode")])
+        node = self._append(graph, child, deps)
         graph.embedded += _held(child)
         return node
 
@@ -186,7 +189,8 @@ class GraphVerbs:
         if error:
             raise DriverCallError(error, "cuGraphExecUpdate")
         if executable.memory:
-            check(driver.cuCtxSynchronize(), "cuCtxSynchronize")  # launches may still use it
+            with capturing(self.index):  # launches may still use it
+                check(driver.cuCtxSynchronize(), "cuCtxSynchronize")
         held, executable.memory = executable.memory, []
         executable.hold(graph)
         _release(held)
@@ -209,6 +213,8 @@ class GraphVerbs:
         if found.is_closed:
             return
         found.is_closed = True
+        if isinstance(found, CudaGraph):
+            found.steps = []
         if self._is_lost:  # every call would fail; the driver reclaims all with the process
             return
         try:
@@ -253,46 +259,109 @@ class GraphVerbs:
         ):
             raise DeviceError("a copy from or to pageable memory can't be part of a graph")
 
-    def _leaves_of(self, graph: CudaGraph, deps: Sequence[CudaNode]) -> Sequence[Any]:
-        """What a new node of ``graph`` depends on, as the driver has it."""
+    def _append(
+        self,
+        graph: CudaGraph,
+        run: Callable[[Any], object] | CudaGraph,
+        deps: Sequence[CudaNode],
+    ) -> CudaNode:
         graph.check()
         if any(dep.graph is not graph for dep in deps):
             raise ValueError("a node depends on nodes of its own graph only")
+        self.set_current()
+        step = _Step(CudaNode(graph, ()), run, tuple(deps))
+        steps = [step]
+        for num_tries in range(1, _NUM_TRIES + 1):
+            try:
+                for each in steps:
+                    self._make(graph, each)
+                break
+            except _Disturbed as error:
+                if num_tries == _NUM_TRIES:
+                    raise DeviceError(
+                        "a node's run did what can't be part of a graph, such as waiting, or "
+                        "another thread keeps waiting for the whole device"
+                    ) from error
+            graph.handle = check(driver.cuGraphCreate(0), "cuGraphCreate")
+            graph.is_broken = graph.is_lost = False
+            steps = [*graph.steps, step]
+        graph.steps.append(step)
+        return step.node
+
+    def _make(self, graph: CudaGraph, step: _Step) -> None:
+        """Have the driver make a node."""
+        node, run, deps = step
         if len(deps) == 1:
-            return deps[0].leaves
-        # Each but once: the driver takes no edge twice.
-        return list({int(leaf): leaf for dep in deps for leaf in dep.leaves}.values())
+            before = deps[0].leaves
+        else:  # each but once: the driver takes no edge twice
+            before = list({int(leaf): leaf for dep in deps for leaf in dep.leaves}.values())
+        if isinstance(run, CudaGraph):
+            call = "cuGraphAddChildGraphNode"
+            run.check()  # it may have been closed before this graph had to be made again
+            added = driver.cuGraphAddChildGraphNode(graph.handle, before, len(before), run.handle)
+            node.leaves = [check(added, call)]
+            return
+        try:
+            stream = self._idle_streams.pop()
+        except IndexError:
+            stream = self.create_stream()
+        try:
+            leaves = self._capture(graph, run, before, stream)
+        finally:
+            self._idle_streams.append(stream)
+        if not leaves or _same(leaves, before):  # it submitted nothing
+            call = "cuGraphAddEmptyNode"
+            added = driver.cuGraphAddEmptyNode(graph.handle, before, len(before))
+            leaves = [check(added, call)]
+        node.leaves = leaves
 
     def _capture(
         self, graph: CudaGraph, run: Callable[[Any], object], before: Sequence[Any], stream: Any
     ) -> Sequence[Any]:
         """What the driver's next node after those of ``run`` would depend on."""
         handle = self._streams[stream]
-        begun = driver.cuStreamBeginCaptureToGraph(
-            handle, graph.handle, before or None, None, len(before), _RELAXED
-        )
-        check(begun, "cuStreamBeginCaptureToGraph")
-        graph.is_broken = True  # until all of it has gone well
-        self._noting[stream] = graph
-        try:
-            run(stream)
-            found = driver.cuStreamGetCaptureInfo(handle)
-        finally:
-            del self._noting[stream]
-            ended = driver.cuStreamEndCapture(handle)[0]
-            graph.is_lost = bool(ended)
-        if ended:
-            error = DriverCallError(ended, "cuStreamEndCapture")
-            if not error.code.startswith("CUDA_ERROR_STREAM_CAPTURE"):
-                raise error
-            raise DeviceError(
-                f"a node's run did what can't be part of a graph, such as waiting: {error}"
+        error: BaseException | None = None
+        found: Any = None
+        with capturing(self.index):
+            begun = driver.cuStreamBeginCaptureToGraph(
+                handle, graph.handle, before or None, None, len(before), _RELAXED
             )
+            check(begun, "cuStreamBeginCaptureToGraph")
+            graph.is_broken = True  # until all of it has gone well
+            self._noting[stream] = graph
+            try:
+                run(stream)
+                found = driver.cuStreamGetCaptureInfo(handle)
+            except BaseException as raised:
+                error = raised
+            finally:
+                del self._noting[stream]
+                ended = driver.cuStreamEndCapture(handle)[0]
+                graph.is_lost = bool(ended)
+        if error is not None:
+            if ended and code_name(error) == _INVALID:
+                raise _Disturbed from error
+            raise error
+        if ended:
+            failure = DriverCallError(ended, "cuStreamEndCapture")
+            if failure.code == _INVALID:
+                raise _Disturbed from failure
+            if failure.code.startswith("CUDA_ERROR_STREAM_CAPTURE"):
+                raise DeviceError(f"a node's run can't be part of a graph: {failure}")
+            raise failure
         if found[0]:
             raise DriverCallError(found[0], "cuStreamGetCaptureInfo")
         graph.is_broken = False
         leaves: Sequence[Any] = found[4]
         return leaves
+
+
+def capturing(index: int) -> AbstractContextManager[Any]:
+    """To be held by who captures on a device, and by who waits for all of it."""
+    lock = _captures.get(index)
+    if lock is None:
+        lock = _captures.setdefault(index, threading.RLock())
+    return lock
 
 
 def _held(graph: CudaGraph) -> list[_Memory]:

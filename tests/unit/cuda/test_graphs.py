@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,18 @@ class FakeDriver:
         self.errors: dict[str, Any] = {}
         self.num_nodes = 0
         self.leaves: list[int] = []
+
+    def disturb(self, num: int) -> Callable[[], object]:
+        """The next ``num`` captures are ended from outside."""
+        answers = iter([INVALIDATED] * num)
+        real_call = self.__getattr__("cuStreamEndCapture")
+
+        def end(*args: Any) -> tuple[Any, ...]:
+            real_call(*args)
+            return next(answers, OK), None
+
+        self.__dict__["cuStreamEndCapture"] = end
+        return lambda: self.__dict__.pop("cuStreamEndCapture")
 
     def work(self) -> None:
         """Something is submitted to the stream that captures."""
@@ -87,7 +100,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 @pytest.fixture
 def backend(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = CudaBackend.__new__(CudaBackend)
-    made._num_devices, made._is_lost = 1, False
+    made.index, made._num_devices, made._is_lost = 0, 1, False
     made._noting, made._idle_streams, made._between = {}, [], "pool"
     made._streams = Streams(s="CUstream s")  # type: ignore[assignment]
 
@@ -217,6 +230,7 @@ def test_a_node_of_another_graph_is_refused(backend: Any, fake: FakeDriver) -> N
 
 def test_launching_updating_and_closing(backend: Any, fake: FakeDriver) -> None:
     graph, other = backend.create_graph(), backend.create_graph()
+    add(backend, fake, graph)
     executable = backend.instantiate_graph_blocking(graph)
     assert fake.made("cuGraphInstantiate") == [("cuGraphCreate 1", 0)]
     backend.launch_graph(executable, "s")
@@ -225,6 +239,7 @@ def test_launching_updating_and_closing(backend: Any, fake: FakeDriver) -> None:
     assert fake.made("cuGraphExecUpdate") == [("cuGraphInstantiate 1", "cuGraphCreate 2")]
     for handle in (graph, executable, other, executable):
         backend.close_graph(handle)
+    assert graph.steps == []  # they hold what nodes work with
     assert len(fake.made("cuGraphDestroy")) == 2
     assert len(fake.made("cuGraphExecDestroy")) == 1
     calls: list[Callable[[], object]] = [
@@ -364,3 +379,73 @@ def test_memory_of_a_child_lives_as_long_as_what_embeds_it(backend: Any, fake: F
     assert fake.made("cuMemFree") == []
     backend.close_graph(executable)
     assert fake.made("cuMemFree") == [(0x7000,)]
+
+
+def test_a_graph_is_made_again_after_somebody_ended_a_capture(
+    backend: Any, fake: FakeDriver
+) -> None:
+    graph, child = backend.create_graph(), backend.create_graph()
+    add(backend, fake, child)
+    first = add(backend, fake, graph)
+    second = backend.embed_graph(graph, child, [first])
+    fake.disturb(2)
+    fake.calls.clear()
+    third = add(backend, fake, graph, second)
+    graphs_made = [f"cuGraphCreate {num}" for num in (1, 2)]
+    assert fake.made("cuGraphCreate") == [(0,), (0,)]
+    begun = [(args[1], args[2]) for args in fake.made("cuStreamBeginCaptureToGraph")]
+    assert [name for name, _ in begun] == ["cuGraphCreate 1", *graphs_made, graphs_made[1]]
+    assert begun[0][1] == [3]  # the child, as it was then
+    assert begun[-1][1] == second.leaves  # and as it is now
+    assert graph.handle == graphs_made[1]
+    assert not graph.is_broken
+    assert fake.made("cuGraphAddChildGraphNode")[-1] == (
+        graphs_made[1],
+        first.leaves,
+        1,
+        child.handle,
+    )
+    assert third.leaves == [fake.num_nodes]
+
+
+def test_a_launch_into_a_capture_that_was_ended_is_tried_again(
+    backend: Any, fake: FakeDriver
+) -> None:
+    graph = backend.create_graph()
+    fake.disturb(1)
+    num_runs = 0
+
+    def run(stream: Any) -> None:
+        nonlocal num_runs
+        num_runs += 1
+        if num_runs == 1:
+            raise DriverCallError(INVALIDATED, "cuMemsetD8Async")
+        fake.work()
+
+    assert backend.add_graph_node(graph, run, ()).leaves == [1]
+    assert num_runs == 2
+
+
+def test_no_other_thread_waits_for_the_whole_device_within_a_capture(
+    backend: Any, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_free: list[bool] = []
+
+    def look() -> None:
+        lock: Any = graphs.capturing(0)
+        is_free.append(lock.acquire(blocking=False))
+        if is_free[-1]:
+            lock.release()
+
+    def look_elsewhere(*_: object) -> tuple[Any]:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return (OK,)
+
+    monkeypatch.setattr(device_module, "driver", fake)
+    fake.__dict__["cuCtxSynchronize"] = look_elsewhere
+    backend.add_graph_node(backend.create_graph(), look_elsewhere, ())
+    backend.synchronize_blocking()
+    look_elsewhere()
+    assert is_free == [False, False, True]

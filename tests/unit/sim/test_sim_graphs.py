@@ -114,8 +114,8 @@ def test_a_chain_takes_the_sum_of_its_nodes(lab: Any, graphs: Graphs) -> None:
 
 
 def test_launches_of_one_executable_do_not_overlap(lab: Any, graphs: Graphs) -> None:
-    first, second = graphs.launch("first", cost_s=4 * MS), graphs.launch("second")
-    graphs.launch("last", second, first, cost_s=4 * MS)  # where the first ran all is idle then
+    short, long = graphs.launch("short"), graphs.launch("long", cost_s=4 * MS)
+    graphs.launch("last", short, long, cost_s=4 * MS)  # behind the short one: the other is idle
     executable = graphs.done()
     start_s = lab.device.clock_s()
     for _ in range(3):
@@ -179,8 +179,8 @@ def test_edges_are_order_to_the_race_checker(checked: Any) -> None:
 def test_launches_of_one_executable_are_in_order_to_the_race_checker(checked: Any) -> None:
     graphs, stream = Graphs(checked), checked.stream()
     address = ready(checked, stream)
-    root = graphs.read(address)
-    graphs.write(address, graphs.launch("other root"), root)
+    other = graphs.launch("other root")
+    graphs.write(address, other, graphs.read(address))  # behind the other one
     executable = graphs.done()
     for _ in range(3):
         checked.device.launch_graph(executable, checked.stream())
