@@ -88,9 +88,14 @@ class Replay:
             result = function(*args, **kwargs)
         self.graph: CapturedGraph = graph
         recorded = graph._whole
-        touched = {region.allocation for region in (*recorded.reads, *recorded.writes)}
+        needed = {region.allocation for region in recorded.needs}
         written = {region.allocation for region in recorded.writes}
-        self._touched = [array.allocation.ticket in touched for array in own]
+        touched = needed | written
+        self._taken = [
+            array.allocation.ticket in needed
+            or (array.allocation.ticket in written and array._region not in recorded.overwrites)
+            for array in own
+        ]
         self._written = [array.allocation.ticket in written for array in own]
         mine = {array._memory for array in own}
         self._outside = [
@@ -101,10 +106,10 @@ class Replay:
         # Memory that the function allocates is new to it each time, whatever became of the last
         # call; and so are its arguments (rule R9).
         self._renewed: list[Region] = [
-            *(array._region for array, is_used in zip(own, self._touched, strict=True) if is_used),
+            *(array._region for array in own if array.allocation.ticket in touched),
             *(
                 region
-                for region in {**recorded.reads, **recorded.writes}
+                for region in {**recorded.needs, **recorded.writes}
                 if region.allocation.seq > first_seq
             ),
         ]
@@ -143,7 +148,7 @@ class Replay:
         arrays = given.arrays
         fresh = [self._empty(nbytes) for nbytes in self._fresh_nbytes]
         if self._renewed:
-            moves, used = self._moves(given, self._touched)
+            moves, used = self._moves(given, self._taken)
             self._submit("in", moves, used, self._renewed)
         op: Op[Any] = self.graph.launch()
         back, changed = self._moves(given, self._written)

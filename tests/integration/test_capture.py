@@ -90,9 +90,7 @@ def calls(t: Tools) -> None:
         backend = t.dev._core.backend
         call = backend.copy_d2d
         y, x, nbytes = t.y.address, t.x.address, t.x.nbytes
-        t.dev.call(
-            lambda stream: call(y, x, nbytes, stream.backend_stream), reads=t.x, writes=t.y
-        )
+        t.dev.call(lambda stream: call(y, x, nbytes, stream.backend_stream), reads=t.x, writes=t.y)
     t.dev.launch(t.saxpy, 1.0, t.x, t.y, N)
 
 
