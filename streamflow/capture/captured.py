@@ -46,7 +46,7 @@ class CapturedFunction(Generic[P, R]):
             raise TypeError("maxsize= takes an int, found a bool")
         if index(maxsize) < 1:
             raise ValueError(f"maxsize= is at least 1, found {maxsize}")
-        update_wrapper(self, function)
+        update_wrapper(self, function, updated=())
         self._dev = dev
         self._core = dev._core
         self._function = function
@@ -90,21 +90,26 @@ class CapturedFunction(Generic[P, R]):
             if array._core is not core:
                 raise ValueError(f"{self._name} was captured for another device than {array!r}")
         replay = self._replays.get(given.key)
-        if replay is not None and replay.is_usable:
-            self._replays.move_to_end(given.key)
-            is_replay = True
-        else:
+        if replay is None or not replay.is_usable:
             self._replays.pop(given.key, None)
-            replay = Replay(self._dev, self._function, self._name, args, kwargs, given)
-            self.num_recordings += 1
-            self._replays[given.key] = replay
-            if len(self._replays) > self._maxsize:
-                self._replays.popitem(last=False)
-            is_replay = False
+            return self._record(given, args, kwargs)
+        self._replays.move_to_end(given.key)
         if replay.is_shared_with(given.arrays):
             return self._function(*args, **kwargs)  # its copies would be others than the function's
-        self.num_replays += is_replay
+        self.num_replays += 1
         result: R = replay(given)
+        return result
+
+    def _record(self, given: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        replay = Replay(self._dev, self._function, self._name, args, kwargs, given)
+        self.num_recordings += 1
+        if replay.is_shared_with(given.arrays):
+            result = self._function(*args, **kwargs)
+        else:
+            result = replay(given)
+        self._replays[given.key] = replay  # not before: what found no memory keeps none
+        if len(self._replays) > self._maxsize:
+            self._replays.popitem(last=False)
         return result
 
     def clear(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,6 +42,16 @@ def model(dev: sf.Device, x: sf.DeviceArray, factor: float = 2.0) -> sf.DeviceAr
 
 def modelled(x: Any, factor: float = 2.0) -> Any:
     return (x * np.float32(factor) + 1) * np.float32(3)
+
+
+def adding_to(dev: sf.Device, state: dict[str, sf.DeviceArray]) -> Callable[..., Any]:
+    """A function that uses memory which it isn't given."""
+
+    def step(x: sf.DeviceArray) -> sf.DeviceArray:
+        dev.launch(saxpy, 1.0, x, state["total"], N)
+        return state["total"]
+
+    return step
 
 
 def inputs(num: int, size: int = N) -> list[Any]:
@@ -265,12 +276,7 @@ def test_what_is_around_the_function_is_used_in_place(run, open_device):
     async def main():
         async with open_device() as dev:
             total = dev.zeros(N, np.float32)
-
-            @dev.captured
-            def step(x):
-                dev.launch(saxpy, 1.0, x, total, N)
-                return total
-
+            step = dev.captured(adding_to(dev, {"total": total}))
             for number in range(4):
                 assert step(dev.full(N, number, np.float32)) is total
             assert (await dev.get(total))[0] == 6
@@ -287,11 +293,7 @@ def test_what_is_around_the_function_may_be_replaced_once_it_was_freed(run):
     async def main():
         async with virtual() as dev:
             state = {"total": dev.zeros(N, np.float32)}
-
-            @dev.captured
-            def step(x):
-                dev.launch(saxpy, 1.0, x, state["total"], N)
-
+            step = dev.captured(adding_to(dev, state))
             x = dev.full(N, 1, np.float32)
             step(x)
             state.pop("total").free()
@@ -353,7 +355,7 @@ def test_bad_functions_and_sizes(run):
 
 def test_arrays_that_are_gone_or_elsewhere(run):
     async def main():
-        async with virtual(0, num_devices=2) as dev, virtual(1, num_devices=2) as other:
+        async with virtual(0, devices=2) as dev, virtual(1, devices=2) as other:
             captured = dev.captured(model)
             x, y = dev.zeros(N, np.float32), other.zeros(N, np.float32)
             captured(dev, x)
@@ -381,12 +383,13 @@ def test_a_function_that_fails_leaves_nothing_behind(run):
 
         async with virtual() as dev:
             x = dev.zeros(N, np.float32)
+            used = dev.memory.snapshot().used_nbytes
             captured = dev.captured(step)
             with pytest.raises(RuntimeError, match="oh"):
                 captured(dev, x)
             gc.collect()
             await dev.synchronize()
-            assert dev.memory.snapshot().used_nbytes == x.nbytes
+            assert dev.memory.snapshot().used_nbytes == used
             assert captured.num_recordings == 0
             captured(dev, x)
             assert (await dev.get(x))[0] == 1
@@ -409,7 +412,6 @@ def test_what_a_graph_cannot_hold_is_refused_with_its_line(run):
             with pytest.raises(CaptureRefused, match="has no result in a graph"):
                 dev.captured(lambda x: dev.call(lambda stream, x: 3, x))(x)
             assert (await dev.get(x))[0] == 0
-            assert dev.live()["array"].total() if False else True
             del x
 
     run(main)
@@ -447,8 +449,6 @@ def test_a_failed_argument_fails_its_own_call_only(run):
             dev.fill(bad, 1)
             assert (await dev.get(captured(dev, bad))).tolist() == [9] * N
             assert captured.num_recordings == 1
-            with pytest.raises(ExceptionGroup):
-                await dev.synchronize()
             del bad, good, failed, well
 
     run(main)
@@ -467,14 +467,12 @@ def test_an_argument_that_is_overwritten_need_not_have_contents(run):
 
             x, out = dev.full(N, 4, np.float32), dev.empty(N, np.float32)
             source = dev.host(broken)
-            failed = dev.copy(out, source) if False else dev.put(source, out=out)
+            dev.put(source, out=out)
             step(x, out)
             assert (await dev.get(out)).tolist() == [8] * N
             with pytest.raises(ValueError, match="no data"):
                 await source
-            with pytest.raises(ExceptionGroup):
-                await dev.synchronize()
-            del x, out, failed
+            del x, out
 
     run(main)
 
