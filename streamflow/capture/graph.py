@@ -275,6 +275,10 @@ class CapturedGraph:
         return f"<CapturedGraph {self._name or ''} of {len(self.nodes)} ops>"
 
 
+_in_flight: dict[int, _PartRun] = {}
+"""By number of the op: launches that the device runs. One whose end nobody will see stays (R6)."""
+
+
 class _PartRun:
     """The driver call of one launch of one part, and what that holds."""
 
@@ -300,6 +304,7 @@ class _PartRun:
         assert executables is not None
         if not executables.parts:
             return 0  # nothing was captured: order still holds
+        _in_flight[self._op.ticket.seq] = self
         self._op._core.backend.launch_graph(executables.parts[self._place], target)
         executables.num_launches[self._place] += 1
         self._number = executables.num_launches[self._place]
@@ -322,6 +327,7 @@ class _PartRun:
 
     def _ended(self) -> None:
         self._executables = self._recorded = None
+        _in_flight.pop(self._op.ticket.seq, None)
 
 
 def _as_list(after: Any) -> list[Any]:

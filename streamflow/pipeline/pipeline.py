@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from streamflow.backends.origin import user_instruction
-from streamflow.pipeline.flow import Node
-from streamflow.pipeline.on_device import OnDevice, Step
+from streamflow.pipeline.assembly import MeterClock, Options, Part, Stage, assemble
 from streamflow.pipeline.progress import Progress, check_progress, open_progress
 from streamflow.pipeline.pump import Pump
-from streamflow.pipeline.sources import Opened, Source, SourceLike, checked_count
-from streamflow.pipeline.stages import Batch, Filter, Map, Pulls, Unbatch, Zip
+from streamflow.pipeline.sources import Source, SourceLike, checked_count
 from streamflow.pipeline.stats import Meter, PipelineStats
 from streamflow.pipeline.work import Work
 from streamflow.runtime.host import is_async
@@ -32,45 +28,6 @@ HostFunction = Callable[[Any], Any]
 DeviceFunction = Callable[[Any, Any], Any]
 
 
-class _Part(Enum):
-    """Where the stages named so far have brought the items."""
-
-    BEFORE = "before the device"
-    DEVICE = "on the device"
-    AFTER = "back on the host"
-    LOADER = "handed over on the device"
-
-
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    """One call of the builder.
-
-    Attributes
-    ----------
-    verb : str
-    part : _Part
-        Where its items are.
-    name : str
-        For stats and errors, unique in its pipeline.
-    """
-
-    verb: str
-    part: _Part
-    name: str
-    function: Callable[..., Any] | None = None
-    count: int = 0
-    drop_last: bool = False
-    other: Source | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    depth: int
-    limit_nbytes: int | None
-    progress: Progress
-    ordered: bool
-
-
 class Pipeline:
     """A source and what is done to its items. Made by :meth:`Device.pipeline`.
 
@@ -84,14 +41,14 @@ class Pipeline:
     """
 
     def __init__(
-        self, dev: Submit, source: Source, options: _Options, origin: tuple[CodeType, int]
+        self, dev: Submit, source: Source, options: Options, origin: tuple[CodeType, int]
     ) -> None:
         self._dev = dev
         self._source = source
         self._options = options
         self._origin = origin
-        self._stages: tuple[_Stage, ...] = ()
-        self._part = _Part.BEFORE
+        self._stages: tuple[Stage, ...] = ()
+        self._part = Part.BEFORE
         self._meter: Meter | None = None
         self._entered: list[tuple[object, Items]] = []
 
@@ -124,9 +81,9 @@ class Pipeline:
         _check_function(fn, "map", "fn(dev, item)")
         if is_async(fn):
             raise TypeError("map takes a plain function: it submits, and waits for nothing")
-        self._check_part("map", _Part.BEFORE, _Part.DEVICE)
+        self._check_part("map", Part.BEFORE, Part.DEVICE)
         name = self._unique(name or _name_of(fn))
-        return self._with(_Stage("map", _Part.DEVICE, name, fn), _Part.DEVICE)
+        return self._with(Stage("map", Part.DEVICE, name, fn), Part.DEVICE)
 
     def map_host(self, fn: HostFunction, *, workers: int = 1, name: str | None = None) -> Pipeline:
         """Have ``fn(item)`` work on ndarrays, on worker threads.
@@ -223,8 +180,8 @@ class Pipeline:
         ValueError
             The end was named already.
         """
-        self._check_part("to_host", _Part.BEFORE, _Part.DEVICE)
-        return self._with(None, _Part.AFTER)
+        self._check_part("to_host", Part.BEFORE, Part.DEVICE)
+        return self._with(None, Part.AFTER)
 
     def on_device(self) -> Pipeline:
         """Hand the items over as device arrays: for a training loop that is fed.
@@ -237,26 +194,26 @@ class Pipeline:
         ValueError
             The end was named already.
         """
-        self._check_part("on_device", _Part.BEFORE, _Part.DEVICE)
-        return self._with(None, _Part.LOADER)
+        self._check_part("on_device", Part.BEFORE, Part.DEVICE)
+        return self._with(None, Part.LOADER)
 
     def _on_host(self, verb: str, name: str, **known: Any) -> Pipeline:
-        self._check_part(verb, _Part.BEFORE, _Part.AFTER)
-        return self._with(_Stage(verb, self._part, self._unique(name), **known), self._part)
+        self._check_part(verb, Part.BEFORE, Part.AFTER)
+        return self._with(Stage(verb, self._part, self._unique(name), **known), self._part)
 
-    def _with(self, stage: _Stage | None, part: _Part) -> Pipeline:
+    def _with(self, stage: Stage | None, part: Part) -> Pipeline:
         made = Pipeline(self._dev, self._source, self._options, self._origin)
         made._stages = self._stages if stage is None else (*self._stages, stage)
         made._part = part
         return made
 
-    def _check_part(self, verb: str, *parts: _Part) -> None:
+    def _check_part(self, verb: str, *parts: Part) -> None:
         if self._part in parts:
             return
         remedy = {
-            _Part.DEVICE: "call .to_host() first, or put it before the first map",
-            _Part.AFTER: "put it before .to_host()",
-            _Part.LOADER: "put it before .on_device(), which is the end",
+            Part.DEVICE: "call .to_host() first, or put it before the first map",
+            Part.AFTER: "put it before .to_host()",
+            Part.LOADER: "put it before .on_device(), which is the end",
         }[self._part]
         raise ValueError(f"{verb} can't come where items are {self._part.value}: {remedy}")
 
@@ -287,15 +244,17 @@ class Pipeline:
         work = Work(core, self._origin)
         names = self._names()
         meter = self._meter = Meter(names)
-        node = self._assemble(core, work, meter, opened)
         options = self._options
+        sources = list(zip(self._sources(), opened, strict=True))
+        is_loader = self._part is Part.LOADER
+        node = assemble(self._dev, work, meter, self._stages, sources, options, is_loader=is_loader)
         pump = Pump(
             core,
             work,
             node,
             opened,
             meter,
-            _Clock(core, meter, len(names) - 1),
+            MeterClock(core, meter, len(names) - 1),
             bar,
             depth=options.depth,
             ordered=options.ordered,
@@ -368,9 +327,9 @@ class Pipeline:
 
     def _names(self) -> list[str]:
         """The stages in the order that an item goes through them."""
-        parts = {part: [s.name for s in self._stages if s.part is part] for part in _Part}
-        ends = [] if self._part is _Part.LOADER else ["get", *parts[_Part.AFTER]]
-        return ["source", *parts[_Part.BEFORE], "put", *parts[_Part.DEVICE], *ends, "consumer"]
+        parts = {part: [s.name for s in self._stages if s.part is part] for part in Part}
+        ends = [] if self._part is Part.LOADER else ["get", *parts[Part.AFTER]]
+        return ["source", *parts[Part.BEFORE], "put", *parts[Part.DEVICE], *ends, "consumer"]
 
     def _total(self) -> int | None:
         """How many items will come out, where that is known."""
@@ -387,70 +346,8 @@ class Pipeline:
                 total = None if other is None else min(total, other)
         return total
 
-    def _assemble(self, core: Core, work: Work, meter: Meter, opened: list[Opened]) -> Node:
-        """The stages of one run, each asking the one before."""
-        options, number = self._options, 0
-
-        def clock() -> _Clock:
-            nonlocal number
-            number += 1
-            return _Clock(core, meter, number - 1)
-
-        before = [stage for stage in self._stages if stage.part is _Part.BEFORE]
-        copies = any(stage.verb not in ("filter", "zip") for stage in before)
-        left = list(zip(self._sources(), opened, strict=True))
-
-        def pulls(clock: _Clock | _Unnoted) -> Pulls:
-            source, opening = left.pop(0)
-            lends = not source.is_owner
-            return Pulls(work, opening, clock, lends=lends, copies=lends and copies)
-
-        node: Node = pulls(clock())
-        for stage in before:
-            other = pulls(_Unnoted()) if stage.other is not None else None
-            node = self._host_node(work, node, stage, clock(), other)
-        put_clock = clock()
-        steps = [
-            Step(stage.function, stage.name, clock())
-            for stage in self._stages
-            if stage.part is _Part.DEVICE and stage.function is not None
-        ]
-        is_loader = self._part is _Part.LOADER
-        node = OnDevice(
-            self._dev,
-            work,
-            node,
-            steps,
-            put_clock,
-            _Unnoted() if is_loader else clock(),
-            depth=options.depth,
-            limit_nbytes=options.limit_nbytes,
-            ordered=options.ordered,
-            is_loader=is_loader,
-        )
-        for stage in self._stages:
-            if stage.part is _Part.AFTER:
-                other = pulls(_Unnoted()) if stage.other is not None else None
-                node = self._host_node(work, node, stage, clock(), other)
-        return node
-
     def _sources(self) -> list[Source]:
         return [self._source, *(stage.other for stage in self._stages if stage.other is not None)]
-
-    def _host_node(
-        self, work: Work, node: Node, stage: _Stage, clock: _Clock, other: Node | None
-    ) -> Node:
-        function, ordered = stage.function, self._options.ordered
-        if other is not None:
-            return Zip(node, other, clock)
-        if stage.verb == "unbatch":
-            return Unbatch(node, clock, ordered=ordered)
-        if stage.verb == "batch":
-            return Batch(work, node, clock, stage.count, drop_last=stage.drop_last, ordered=ordered)
-        assert function is not None
-        if stage.verb == "filter":
-            return Filter(work, node, clock, function, ordered=ordered, name=stage.name)
-        return Map(work, node, clock, function, workers=stage.count, name=stage.name)
 
     def __repr__(self) -> str:
         return f"<Pipeline {' > '.join(self._names())}>"
@@ -496,35 +393,6 @@ class Items:
             self._core.shell.call_soon_threadsafe(pump.begin_stop)
 
 
-class _Clock:
-    """Notes of one stage for the meter, by the device's clock."""
-
-    __slots__ = ("_core", "_meter", "_stage")
-
-    def __init__(self, core: Core, meter: Meter, stage: int) -> None:
-        self._core = core
-        self._meter = meter
-        self._stage = stage
-
-    def came(self, number: int) -> None:
-        self._meter.came(self._stage, number, self._core.clock_s())
-
-    def ended(self, number: int, nbytes: int = 0) -> None:
-        self._meter.ended(self._stage, number, self._core.clock_s(), nbytes)
-
-
-class _Unnoted:
-    """For what is no stage of its own."""
-
-    __slots__ = ()
-
-    def came(self, number: int) -> None:
-        """Nobody asks."""
-
-    def ended(self, number: int, nbytes: int = 0) -> None:
-        """Nobody asks."""
-
-
 def make_pipeline(
     dev: Submit,
     source: SourceLike,
@@ -540,7 +408,7 @@ def make_pipeline(
     core = dev._core
     core.check_open()
     check_progress(progress)
-    options = _Options(
+    options = Options(
         core.settings.pipeline_depth if depth is None else checked_count(depth, "depth"),
         None if limit is None else parse_nbytes(limit),
         progress,

@@ -166,9 +166,15 @@ class Work(Scope):
             self._core.want(op)
 
     def close(self) -> None:
-        """Nothing belongs to it any more; what has not ended is the device's."""
+        """Nothing belongs to it any more; what has not ended is the device's.
+
+        Failures on the host were of items that nobody will get: only those of ops on the device
+        are still to be heard of.
+        """
         self._is_open = False
+        for error in self.take_failures():
+            if id(error) in self._blamed:
+                self._core.failures.note(error, self)
         for op in list(self._ops):
             self._hand_over(op)
         self._places.clear()
-        self._blamed.clear()

@@ -77,7 +77,9 @@ class Recording:
         """
         task = self._core.shell.task()
         if task in self._recorders:
-            raise CaptureRefused("this task captures already: a capture inside another has no use")
+            raise CaptureRefused(
+                f"{here()}: this task captures already: a capture inside another has no use"
+            )
         self._recorders[task] = recorder
         self._core.recording = self
         self._core.choose_ways()

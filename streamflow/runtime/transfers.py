@@ -415,6 +415,7 @@ class Transfers:
         self.check_array(array)
         pattern = fill_pattern(value, array.dtype)
         if pattern is None:
+            refuse(core, f"no memset writes {value!r} as {array.dtype}: copy from pinned memory")
             source = np.broadcast_to(np.array(value, array.dtype), array.shape)
             return self.put(source, array, stream, ())[1]
         backend, address = core.backend, array.address

@@ -75,6 +75,28 @@ def test_a_failing_op_is_traced_to_its_stage_and_leaves_the_device_usable(run):
     run(main)
 
 
+def test_a_failing_op_drops_nothing_of_the_good_items_before_it(run):
+    async def main():
+        async with virtual() as dev:
+            items = [np.zeros(1 << 16, np.float32), np.zeros(8, np.float32)]
+            gate = dev.sim.gate("h2d")  # the first one is large, and parks
+            dev.sim.fail(kind="launch", error=sf.LaunchFailed("no"), sticky=False)
+            outcome = []
+
+            async def consume():
+                outcome.extend(await outcome_of(dev.pipeline(items).map(add_one_to)))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(consume)
+                await turns(50)
+                gate.release()
+            seen, error = outcome
+            assert seen == [1]
+            assert "item 1" in f"{error.__notes__}"
+
+    run(main)
+
+
 def test_work_that_fails_beside_the_items_surfaces_at_the_end_of_the_run(run):
     async def main():
         async with virtual() as dev:

@@ -6,7 +6,7 @@ import anyio
 import numpy as np
 import pytest
 from pipelines import add_one_to, batches_of, nothing_is_left, refilling
-from support import error_of, native, turns, virtual
+from support import error_of, native, turns, until, virtual
 
 import streamflow as sf
 
@@ -148,6 +148,8 @@ def test_memory_is_bounded_by_depth(run, open_device, depth):
             dev.memory.reset_high()
             assert await pipeline.run() == 12
             assert dev.memory.used_high_nbytes <= 2 * depth * nbytes
+            if dev.backend == "sim":  # where what is reserved is what is in nobody's way yet
+                assert dev.memory.reserved_high_nbytes <= 2 * depth * nbytes
             assert dev.pinned.stats().num_live == 0
             await dev.synchronize()
             assert dev.memory.used_nbytes == 0
@@ -170,12 +172,44 @@ def test_memory_is_bounded_by_the_limit_and_one_item_over_it_is_an_error(run, op
             dev.memory.reset_high()
             assert await pipeline.run() == 12
             assert dev.memory.used_high_nbytes <= 7 * nbytes
+            if dev.backend == "sim":
+                assert dev.memory.reserved_high_nbytes <= 7 * nbytes
             for limit in ("1000kB", "2MiB"):
                 pipeline = dev.pipeline(source, limit=limit).map(model)
                 with pytest.raises(sf.OutOfDeviceMemory, match="the pipeline's limit is"):
                     await pipeline.run()
             await dev.synchronize()
             assert dev.memory.used_nbytes == 0
+
+    run(main)
+
+
+def test_items_that_pile_up_on_the_device_stay_within_the_limit(run):
+    nbytes = 1 << 20
+
+    def model(dev, x):
+        y = dev.empty((2, *x.shape), x.dtype)
+        dev.fill(y, 1)
+        return y
+
+    async def main():
+        async with virtual() as dev:
+            gate = dev.sim.gate("d2h")
+            source = [np.zeros(nbytes, np.uint8)] * 6
+            pipeline = dev.pipeline(source, depth=6, limit="7MiB").map(model)
+            num = 0
+
+            async def consume():
+                nonlocal num
+                num = await pipeline.run()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(consume)
+                await turns(200)
+                assert dev.memory.reserved_high_nbytes <= 7 * nbytes
+                assert dev.pinned.stats().num_acquired == 2  # for the gets of two items
+                gate.release()
+            assert num == 6
 
     run(main)
 
@@ -344,6 +378,26 @@ def test_c28_an_error_of_the_source_arrives_after_the_good_items(run, open_devic
                     del out
             assert sorted(seen) == list(range(1, at + 1))
             assert source.is_closed
+            await nothing_is_left(dev)
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["with", "break"])
+def test_c28_an_error_behind_the_item_at_which_a_run_is_left_is_nobodys(run, how):
+    async def main():
+        async with virtual() as dev:
+            source = Watched(9, fail_at=1)
+            pipeline = dev.pipeline(source, source_owns=True).map(add_one_to)
+            if how == "with":
+                async with pipeline as items:
+                    await anext(items)
+                    await until(lambda: source.is_closed)  # it has failed by now
+            else:
+                async for out in pipeline:
+                    del out
+                    await until(lambda: source.is_closed)
+                    break
             await nothing_is_left(dev)
 
     run(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import anyio
@@ -195,23 +196,30 @@ def test_zip_of_results_and_labels(run):
                 (2, "b"),
                 (3, "c"),
             ]
+            pipeline = dev.pipeline(batches_of(6)).to_host().zip(refilling(6)).batch(4)
+            outs = [out async for out in pipeline]
+            assert [out[1][:, 0].tolist() for out in outs] == [[0, 1, 2, 3], [4, 5]]
 
     run(main)
 
 
+@pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize("ordered", [True, False])
-def test_unordered_items_come_as_they_get_ready(run, ordered):
+def test_unordered_items_come_as_they_get_ready(run, ordered, place):
     async def main():
         release, seen = anyio.Event(), []
 
         async def hold_the_first(x):
-            if x[0] == 0:
+            if x[0] == (place == "after"):
                 await release.wait()
             return x
 
         async with virtual() as dev:
             pipeline = dev.pipeline(batches_of(6), depth=3, ordered=ordered)
-            pipeline = pipeline.map_host(hold_the_first, workers=2).map(add_one_to)
+            if place == "before":
+                pipeline = pipeline.map_host(hold_the_first, workers=2).map(add_one_to)
+            else:
+                pipeline = pipeline.map(add_one_to).to_host().map_host(hold_the_first, workers=2)
 
             async def consume():
                 seen.extend([int(out[0]) async for out in pipeline])
@@ -260,3 +268,35 @@ def test_an_outer_scope_limits_and_a_bar_counts(run):
                 await dev.pipeline([np.zeros(1 << 20)]).run()
 
     run(main)
+
+
+def test_serial_mode_and_other_devices_leave_a_pipeline_right(run):
+    async def main():
+        async with virtual(serial=True) as dev, virtual(1) as other:
+            first = dev.pipeline(refilling(5, 1 << 15)).map(add_one_to)
+            second = other.pipeline(refilling(5, 1 << 15)).map(add_one_to)
+            async with first as one, second as two:
+                assert firsts([out async for out in one]) == [1, 2, 3, 4, 5]
+                assert firsts([out async for out in two]) == [1, 2, 3, 4, 5]
+
+    run(main)
+
+
+def test_c12_a_loop_that_ends_in_a_run_leaves_no_warning_and_no_thread(run):
+    kept = []
+
+    async def main():
+        dev = virtual()
+        await dev.__aenter__()
+        items = aiter(dev.pipeline(refilling(50)).map(add_one_to))
+        await anext(items)
+        kept.extend((dev, items))
+
+    async def after():
+        async with virtual() as dev:  # takes back what the ended loop has left
+            assert await dev.pipeline(batches_of(3)).run() == 3
+
+    run(main)
+    kept.clear()
+    gc.collect()
+    run(after)
