@@ -10,7 +10,7 @@ from inspect import iscoroutinefunction
 from operator import index as as_index
 from threading import Lock
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import anyio.to_thread
@@ -40,7 +40,7 @@ from streamflow.scheduler.loops import current_shell
 from streamflow.scheduler.placement import Placement, PlacementRequest
 
 if TYPE_CHECKING:
-    from streamflow.capture.captured import CapturedFunction
+    from streamflow.capture.captured import CapturedFunction, P, R
     from streamflow.capture.graph import CapturedGraph
     from streamflow.memory.mempool import MemoryPool
     from streamflow.pipeline.pipeline import Pipeline
@@ -51,9 +51,6 @@ if TYPE_CHECKING:
     from streamflow.trace.model import Trace
 
 __all__ = ["Device"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Device(Submit):
@@ -393,42 +390,21 @@ class Device(Submit):
     def captured(
         self, function: Callable[P, R], *, maxsize: int = 8, name: str | None = None
     ) -> CapturedFunction[P, R]:
-        """``function``, recorded by its first call for each signature, and replayed from then on.
-
-        As a function's decorator, or a stage of a pipeline: ``.map(dev.captured(model))``. The
-        graph works on memory of its own: a call copies its arguments there, and what the
-        function wrote to them and its results back out, within the device. So calls with other
-        arrays need no other recording, and results are new arrays, as without a graph.
+        """``function``, recorded by its first call for each signature, and replayed after that.
 
         Parameters
         ----------
         function : callable
-            It submits what :meth:`capture` takes. Its own Python runs only while it is recorded:
-            all that changes from call to call comes in by its arguments. Arrays from around it
-            are used where they are, without a copy, and kept.
+            A plain one, which submits what :meth:`capture` takes.
         maxsize : int
-            Signatures to keep; the one that was called longest ago goes. Each takes the memory of
-            its arguments and of all that the function allocates.
+            Signatures to keep, each with memory of its own; what was called longest ago goes.
         name : str, optional
             For errors and traces; default: the function's own.
-
-        Returns
-        -------
-        CapturedFunction
-            Called as ``function`` is. A signature is the shapes and dtypes of the arrays among
-            its arguments, in tuples, lists, dicts and dataclasses too, and the values of all else.
-
-        Raises
-        ------
-        TypeError, ValueError
-            ``function`` is no plain function, or ``maxsize`` is below 1.
         """
         self._core.check_open()
         from streamflow.capture.captured import CapturedFunction  # few programs do (R13)
 
-        captured = CapturedFunction(self, function, maxsize, name)
-        self._captured.add(captured)
-        return captured
+        return CapturedFunction(self, function, maxsize, name, self._captured)
 
     # -- looking -------------------------------------------------------------------------
 

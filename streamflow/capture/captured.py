@@ -8,6 +8,7 @@ from functools import update_wrapper
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from streamflow.capture.replay import Replay
 from streamflow.capture.signature import Arguments
@@ -25,7 +26,15 @@ R = TypeVar("R")
 class CapturedFunction(Generic[P, R]):
     """A function whose ops are recorded once for each signature, and then launched as a graph.
 
-    Made by :meth:`Device.captured`.
+    Made by :meth:`Device.captured`: as the function's decorator, or for a stage of a pipeline,
+    ``.map(dev.captured(model))``. A signature is the shapes and dtypes of the arrays among the
+    arguments, in tuples, lists, dicts and dataclasses too, and the values of all else.
+
+    The graph works on memory of its own: a call copies its arguments there, and what the function
+    wrote to them and its results back out, within the device. So calls with other arrays need no
+    other recording, and results are new arrays, as without a graph. The function's own Python runs
+    only while it is recorded: what changes from call to call comes in by its arguments. Arrays from
+    around it are used where they are, without a copy, and kept.
 
     Attributes
     ----------
@@ -36,7 +45,12 @@ class CapturedFunction(Generic[P, R]):
     """
 
     def __init__(
-        self, dev: Submit, function: Callable[P, R], maxsize: int, name: str | None
+        self,
+        dev: Submit,
+        function: Callable[P, R],
+        maxsize: int,
+        name: str | None,
+        known: WeakSet[CapturedFunction[..., Any]],
     ) -> None:
         if not callable(function) or _is_suspended(function):
             raise TypeError(
@@ -56,6 +70,7 @@ class CapturedFunction(Generic[P, R]):
         self._replays: OrderedDict[tuple[Any, ...], Replay] = OrderedDict()  # newest last
         self.num_recordings = 0
         self.num_replays = 0
+        known.add(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Submit what the function submits, as a graph; returns what it returned.
