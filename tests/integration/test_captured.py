@@ -637,6 +637,102 @@ def test_memory_that_runs_short_leaves_no_half_call(run):
     run(main)
 
 
+def test_host_steps_run_in_each_replay(run, open_device):
+    async def main():
+        seen = []
+
+        def step(dev, x):
+            dev.launch(add_one, x, N)
+            dev.host(lambda values: seen.append(float(values[0])), x)
+            dev.launch(add_one, x, N)
+            return x
+
+        async with open_device() as dev:
+            captured = dev.captured(step)
+            for number in (10, 20, 30):
+                x = captured(dev, dev.full(N, number, np.float32))
+                assert (await dev.get(x))[0] == number + 2
+            assert seen == [11, 21, 31]
+            assert captured.num_recordings == 1
+            del x
+
+    run(main)
+
+
+def test_a_function_that_calls_itself(run):
+    async def main():
+        async with virtual() as dev:
+
+            def step(num, x):
+                if num:
+                    captured(num - 1, x)
+                dev.launch(add_one, x, N)
+
+            captured = dev.captured(step)
+            x = dev.zeros(N, np.float32)
+            captured(3, x)
+            captured(3, x)
+            assert (await dev.get(x))[0] == 8
+            assert (captured.num_recordings, captured.num_replays) == (1, 1)
+            del x
+        step.__closure__[0].cell_contents.clear()
+
+    run(main)
+
+
+def test_arrays_without_elements(run):
+    async def main():
+        async with virtual() as dev:
+            captured = dev.captured(lambda x, y: (x, dev.empty((0, 3)), y[0:0], [y]))
+            for _ in range(3):
+                x, y = dev.zeros(0, np.float32), dev.zeros(N, np.float32)
+                mine, new, none, (other,) = captured(x, y)
+                assert mine is x
+                assert other is y
+                assert (new.shape, new.dtype, none.shape) == ((0, 3), np.float64, (0,))
+                assert (await dev.get(new)).size == (await dev.get(none)).size == 0
+            assert captured.num_recordings == 1
+            del x, y, mine, new, none, other
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"serial": True}, {"debug": True}, {"window": 2}, {"compute_lanes": 1}], ids=str
+)
+def test_other_settings_change_nothing(run, settings):
+    async def main():
+        async with virtual(**settings) as dev:
+            captured = dev.captured(model)
+            with dev.trace() as trace:
+                async with dev.scope(limit="1MiB"):
+                    outs = [captured(dev, dev.put(data)) for data in inputs(10)]
+            for out, data in zip(outs, inputs(10), strict=True):
+                assert np.array_equal(await dev.get(out), modelled(data))
+            names = [op.name for op in trace.ops if op.kind in ("copy", "graph")]
+            assert names == ["model in", "model", "model out"] * 10
+            del outs, out
+
+    run(main)
+
+
+def test_a_stream_that_was_current_at_the_recording_need_not_be_there_later(run):
+    async def main():
+        async with virtual() as dev:
+            captured = dev.captured(model)
+            stream = dev.stream("gone")
+            x = dev.zeros(N, np.float32)
+            with stream:
+                captured(dev, x)
+            await stream.synchronize()
+            stream.close()
+            assert (await dev.get(captured(dev, x)))[0] == 3
+            assert captured.num_recordings == 1
+            del x
+
+    run(main)
+
+
 # -- pipelines -----------------------------------------------------------------------------------
 
 
