@@ -115,41 +115,7 @@ def open_device(seed: int, schedule: str = "", **more: Any) -> sf.Device:
     return sf.Device(0, backend="sim", settings=known, **more)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@settings(quick, max_examples=40)
-@given(
-    program=programs(max_steps=24),
-    seed=st.integers(0, 3),
-    window=st.sampled_from([4, 512]),
-    schedule=st.sampled_from(["", "random:3", "priority-inverting:1", "starved:2"]),
-)
-def test_captured_programs_give_the_bytes_of_eager_ones(
-    loop: str, program: Program, seed: int, window: int, schedule: str
-) -> None:
-    async def main() -> None:
-        with anyio.fail_after(8):
-            async with open_device(seed, schedule, settings={"window": window}) as dev:
-                body = Body(program, dev)
-                captured = dev.captured(body, name="program")
-                calls = [(shift, captured(dev, body.put(shift))) for shift in (0, 1, 0, 2)]
-                for shift, arrays in calls:  # all were on their way at a time
-                    found = await body.results(arrays)
-                    equal(found, await body.results(body(dev, body.put(shift))))
-                    if shift == 0:
-                        equal(found, program.expected())
-                assert (captured.num_recordings, captured.num_replays) == (1, 3)
-                event(f"{len(program.steps) // 8 * 8} steps or more")
-                calls.clear()
-                arrays.clear()
-                captured.clear()
-                body.close()
-                gc.collect(0)
-                await dev.synchronize()
-                assert dev.live() == {}
-                assert dev.memory.used_nbytes == 0
-
-    anyio.run(main, **LOOPS[loop])
-
+RUN_BY_THE_DEVICE = ("launch", "fill", "copy")
 
 Pairs = set[tuple[int, int]]
 
@@ -214,4 +180,37 @@ def test_a_graph_has_the_nodes_and_the_order_of_an_eager_run(program: Program) -
     anyio.run(main)
 
 
-RUN_BY_THE_DEVICE = ("launch", "fill", "copy")
+@pytest.mark.parametrize("loop", LOOPS)
+@settings(quick, max_examples=40)
+@given(
+    program=programs(max_steps=24),
+    seed=st.integers(0, 3),
+    window=st.sampled_from([4, 512]),
+    schedule=st.sampled_from(["", "random:3", "priority-inverting:1", "starved:2"]),
+)
+def test_captured_programs_give_the_bytes_of_eager_ones(
+    loop: str, program: Program, seed: int, window: int, schedule: str
+) -> None:
+    async def main() -> None:
+        with anyio.fail_after(8):
+            async with open_device(seed, schedule, settings={"window": window}) as dev:
+                body = Body(program, dev)
+                captured = dev.captured(body, name="program")
+                calls = [(shift, captured(dev, body.put(shift))) for shift in (0, 1, 0, 2)]
+                for shift, arrays in calls:  # all were on their way at a time
+                    found = await body.results(arrays)
+                    equal(found, await body.results(body(dev, body.put(shift))))
+                    if shift == 0:
+                        equal(found, program.expected())
+                assert (captured.num_recordings, captured.num_replays) == (1, 3)
+                event(f"{len(program.steps) // 8 * 8} steps or more")
+                calls.clear()
+                arrays.clear()
+                captured.clear()
+                body.close()
+                gc.collect(0)
+                await dev.synchronize()
+                assert dev.live() == {}
+                assert dev.memory.used_nbytes == 0
+
+    anyio.run(main, **LOOPS[loop])
