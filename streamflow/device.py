@@ -401,7 +401,6 @@ class Device(Submit):
         name : str, optional
             For errors and traces; default: the function's own.
         """
-        self._core.check_open()
         from streamflow.capture.captured import CapturedFunction  # few programs do (R13)
 
         return CapturedFunction(self, function, maxsize, name, self._captured)

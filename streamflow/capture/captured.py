@@ -52,6 +52,7 @@ class CapturedFunction(Generic[P, R]):
         name: str | None,
         known: WeakSet[CapturedFunction[..., Any]],
     ) -> None:
+        dev._core.check_open()
         if not callable(function) or _is_suspended(function):
             raise TypeError(
                 f"captured takes a plain function that submits to the device, found {function!r}"
