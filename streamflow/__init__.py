@@ -8,6 +8,7 @@ from streamflow.config import Settings, SimOptions
 from streamflow.device import Device
 from streamflow.errors import (
     BackendUnavailable,
+    CaptureRefused,
     Closed,
     CompileFailed,
     CycleFound,
@@ -38,6 +39,8 @@ from streamflow.runtime.stream import Lane, Stream
 from streamflow.scheduler.placement import LaneLoad, PlacementRequest
 
 if TYPE_CHECKING:
+    from streamflow.capture.captured import CapturedFunction
+    from streamflow.capture.graph import CapturedGraph
     from streamflow.pipeline.pipeline import Pipeline
     from streamflow.pipeline.stats import PipelineStats, StageStats
     from streamflow.runtime.ledger import DeviceStats
@@ -50,6 +53,9 @@ __all__ = [
     "Access",
     "BackendUnavailable",
     "CallStream",
+    "CaptureRefused",
+    "CapturedFunction",
+    "CapturedGraph",
     "Closed",
     "CompileFailed",
     "CycleFound",
@@ -105,6 +111,8 @@ __all__ = [
 ]
 
 _HOMES = {  # what few programs name, brought in when one does (R13)
+    "CapturedFunction": "capture.captured",
+    "CapturedGraph": "capture.graph",
     "DeviceStats": "runtime.ledger",
     "MappedArray": "runtime.mapped",
     "SyncedArray": "runtime.synced",

@@ -11,6 +11,7 @@ from operator import index as as_index
 from threading import Lock
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import anyio.to_thread
 import numpy as np
@@ -39,6 +40,7 @@ from streamflow.scheduler.loops import current_shell
 from streamflow.scheduler.placement import Placement, PlacementRequest
 
 if TYPE_CHECKING:
+    from streamflow.capture.captured import CapturedFunction, P, R
     from streamflow.capture.graph import CapturedGraph
     from streamflow.memory.mempool import MemoryPool
     from streamflow.pipeline.pipeline import Pipeline
@@ -164,6 +166,7 @@ class Device(Submit):
         if self._controls is not None:
             self._controls.resolve = self._resolve
         self._num_streams = 0
+        self._captured: WeakSet[CapturedFunction[..., Any]] = WeakSet()
         self._core_or_none = core
 
     async def __aexit__(
@@ -182,6 +185,8 @@ class Device(Submit):
         leave_here(core)
         from streamflow.runtime.live import LiveArrays  # not while importing streamflow (R13)
 
+        for captured in self._captured:
+            captured.clear()  # their memory isn't the program's to drop
         live, pins = LiveArrays.of(core), core.pins.where()
         await close(core, error)
         leave(core, error)
@@ -382,6 +387,24 @@ class Device(Submit):
         from streamflow.capture.graph import Capture  # few programs do (R13)
 
         return Capture(self, name)
+
+    def captured(
+        self, function: Callable[P, R], *, maxsize: int = 8, name: str | None = None
+    ) -> CapturedFunction[P, R]:
+        """``function``, recorded by its first call for each signature, and replayed after that.
+
+        Parameters
+        ----------
+        function : callable
+            A plain one, which submits what :meth:`capture` takes.
+        maxsize : int
+            Signatures to keep, each with memory of its own; what was called longest ago goes.
+        name : str, optional
+            For errors and traces; default: the function's own.
+        """
+        from streamflow.capture.captured import CapturedFunction  # few programs do (R13)
+
+        return CapturedFunction(self, function, maxsize, name, self._captured)
 
     # -- looking -------------------------------------------------------------------------
 
