@@ -98,11 +98,11 @@ class Replay:
         ]
         self._written = [array.allocation.ticket in written for array in own]
         mine = {array._memory for array in own}
-        self._outside = [
+        self._outside = frozenset(
             memory
             for memory in recorded.arrays
             if memory not in mine and memory.op.ticket.seq < first_seq
-        ]
+        )
         # Memory that the function allocates is new to it each time, whatever became of the last
         # call; and so are its arguments (rule R9).
         self._renewed: list[Region] = [
