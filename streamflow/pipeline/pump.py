@@ -174,6 +174,11 @@ class Pump:
                 raise_group("pipeline", None, failures)
             raise StopAsyncIteration
         core.observed(error)
+        if isinstance(error, (StopIteration, StopAsyncIteration)):
+            told = RuntimeError(f"a stage raised {error!r}, which would end the consumer's loop")
+            told.__cause__ = error
+            error = told
+            del told
         cause = error.__cause__ if isinstance(error, UpstreamFailed) else None
         others = [failure for failure in failures if failure is not error and failure is not cause]
         add_notes(error, others)
