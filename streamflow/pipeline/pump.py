@@ -16,7 +16,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from streamflow.errors import Closed, UpstreamFailed
-from streamflow.pipeline.flow import Item, Node, Outcome, Stop
+from streamflow.pipeline.flow import Item, Node, Outcome, Request, Stop
 from streamflow.pipeline.progress import Bar
 from streamflow.pipeline.sources import Opened
 from streamflow.pipeline.stages import Clock
@@ -67,7 +67,7 @@ class Pump:
         self._bar = bar
         self._depth = depth
         self._ordered = ordered
-        self._slots: deque[_Slot] = deque()
+        self._slots: deque[Request] = deque()
         self._held: Item | None = None  # with the consumer, and on the device still
         self._wake: Callable[[], None] | None = None  # the consumer waits
         self._given: Outcome | None = None  # for the consumer that was woken
@@ -192,12 +192,12 @@ class Pump:
     def _fill(self) -> None:
         """Have as many requests open as there are slots."""
         while not self._is_ending and len(self._slots) < self._depth:
-            slot = _Slot()
+            slot = Request()
             self._slots.append(slot)
             assert self._node is not None
             self._node.request(partial(self._delivered, slot))
 
-    def _delivered(self, slot: _Slot, outcome: Outcome) -> None:
+    def _delivered(self, slot: Request, outcome: Outcome) -> None:
         if self._is_stopping:
             return
         slot.outcome = outcome
@@ -286,15 +286,6 @@ class Pump:
         op: Op[Any] = Op(core, "host", "close the source")
         core.host.submit(op, close, (), core.after(()))
         op.add_done_callback(lambda op: ended(op.exception()))
-
-
-class _Slot:
-    """A request of the consumer's, and what came of it."""
-
-    __slots__ = ("outcome",)
-
-    def __init__(self) -> None:
-        self.outcome: Outcome | None = None
 
 
 def _spawn_close(
