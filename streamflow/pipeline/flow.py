@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from streamflow.runtime.op import Op
 
-__all__ = ["Deliver", "Item", "Node", "Outcome", "Sequencer", "Stop"]
+__all__ = ["Deliver", "Item", "Node", "Outcome", "Request", "Sequencer", "Stop"]
 
 
 class Item:
@@ -80,8 +80,8 @@ class Node(Protocol):
         """Have ``deliver`` called with the next item. May call it at once."""
 
 
-class _Cell:
-    """A request to the stage before, in its place."""
+class Request:
+    """A request in its place, and what came of it."""
 
     __slots__ = ("outcome",)
 
@@ -102,7 +102,7 @@ class Sequencer(ABC):
     def __init__(self, upstream: Node, ordered: bool) -> None:
         self._upstream = upstream
         self._ordered = ordered
-        self._cells: deque[_Cell] = deque()
+        self._cells: deque[Request] = deque()
         self._is_advancing = False
         self._stop: Stop | None = None
         self.waiting: deque[Deliver] = deque()
@@ -149,7 +149,7 @@ class Sequencer(ABC):
     def _ask_one(self) -> bool:
         if self._stop is not None or len(self._cells) >= self.num_wanted():
             return False
-        cell = _Cell()
+        cell = Request()
         self._cells.append(cell)
 
         def settle(outcome: Outcome) -> None:

@@ -99,7 +99,8 @@ class OnDevice(Sequencer):
     def _admit(self) -> None:
         while self._queue:
             passage = self._queue[0]
-            nbytes = passage.charge + self._made_nbytes
+            came_nbytes = passage.charge
+            nbytes = came_nbytes + self._made_nbytes
             if self._num_inside and not self._fits(nbytes):
                 return
             self._queue.popleft()
@@ -107,9 +108,9 @@ class OnDevice(Sequencer):
             passage.charge = nbytes
             self._used_nbytes += nbytes
             try:
-                self._check_limit(nbytes)
+                self._check_limit(came_nbytes)
                 self._go(passage)
-            except Exception as error:
+            except BaseException as error:  # SystemExit, say: the consumer's, not the loop's
                 self._leave(passage)
                 passage.deliver(Stop(self._work.placed(error, self._work.at or "a pipeline")))
             finally:

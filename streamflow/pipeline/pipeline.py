@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from inspect import iscoroutine
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -157,7 +158,7 @@ class Pipeline:
     def zip(self, other: SourceLike) -> Pipeline:
         """Make pairs of items and those of another source; ends with the shorter one.
 
-        Both are pulled for each pair, so of the longer one an item more may have been pulled.
+        Pairs are asked for ahead, so some items more of the longer one may have been pulled.
 
         Parameters
         ----------
@@ -284,7 +285,7 @@ class Pipeline:
         Parameters
         ----------
         sink : callable, optional
-            Called with each one, on the loop; awaited if it is a coroutine function.
+            Called with each one, on the loop; a coroutine that it returns is awaited.
 
         Returns
         -------
@@ -300,13 +301,12 @@ class Pipeline:
         """
         if sink is not None:
             _check_function(sink, "run", "sink(item)")
-        is_awaited = sink is not None and is_async(sink)
         num = 0
         async with self as items:
             async for item in items:
                 if sink is not None:
                     result = sink(item)
-                    if is_awaited:
+                    if iscoroutine(result):
                         await result
                     del result
                 del item  # its memory is for the next one

@@ -16,7 +16,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from streamflow.errors import Closed, UpstreamFailed
-from streamflow.pipeline.flow import Item, Node, Outcome, Stop
+from streamflow.pipeline.flow import Item, Node, Outcome, Request, Stop
 from streamflow.pipeline.progress import Bar
 from streamflow.pipeline.sources import Opened
 from streamflow.pipeline.stages import Clock
@@ -67,7 +67,7 @@ class Pump:
         self._bar = bar
         self._depth = depth
         self._ordered = ordered
-        self._slots: deque[_Slot] = deque()
+        self._slots: deque[Request] = deque()
         self._held: Item | None = None  # with the consumer, and on the device still
         self._wake: Callable[[], None] | None = None  # the consumer waits
         self._given: Outcome | None = None  # for the consumer that was woken
@@ -174,6 +174,11 @@ class Pump:
                 raise_group("pipeline", None, failures)
             raise StopAsyncIteration
         core.observed(error)
+        if isinstance(error, (StopIteration, StopAsyncIteration)):
+            told = RuntimeError(f"a stage raised {error!r}, which would end the consumer's loop")
+            told.__cause__ = error
+            error = told
+            del told
         cause = error.__cause__ if isinstance(error, UpstreamFailed) else None
         others = [failure for failure in failures if failure is not error and failure is not cause]
         add_notes(error, others)
@@ -187,12 +192,12 @@ class Pump:
     def _fill(self) -> None:
         """Have as many requests open as there are slots."""
         while not self._is_ending and len(self._slots) < self._depth:
-            slot = _Slot()
+            slot = Request()
             self._slots.append(slot)
             assert self._node is not None
             self._node.request(partial(self._delivered, slot))
 
-    def _delivered(self, slot: _Slot, outcome: Outcome) -> None:
+    def _delivered(self, slot: Request, outcome: Outcome) -> None:
         if self._is_stopping:
             return
         slot.outcome = outcome
@@ -281,15 +286,6 @@ class Pump:
         op: Op[Any] = Op(core, "host", "close the source")
         core.host.submit(op, close, (), core.after(()))
         op.add_done_callback(lambda op: ended(op.exception()))
-
-
-class _Slot:
-    """A request of the consumer's, and what came of it."""
-
-    __slots__ = ("outcome",)
-
-    def __init__(self) -> None:
-        self.outcome: Outcome | None = None
 
 
 def _spawn_close(

@@ -280,7 +280,7 @@ class Unbatch(Sequencer):
     def __init__(self, upstream: Node, clock: Clock, *, ordered: bool) -> None:
         super().__init__(upstream, ordered)
         self._clock = clock
-        self._rows: deque[Any] = deque()
+        self._rows: deque[Item] = deque()
         self._num_made = 0
 
     def num_wanted(self) -> int:
@@ -294,18 +294,19 @@ class Unbatch(Sequencer):
     def take(self, item: Item) -> None:
         self._clock.came(item.number)
         try:
-            self._rows.extend(rows(item.value))
+            values = rows(item.value)
         except ValueError as error:
             self.end(Stop(error))
             return
         self._clock.ended(item.number)
+        for value in values:
+            self._rows.append(Item(value, self._num_made, nbytes=item.nbytes // len(values)))
+            self._num_made += 1
         self._serve()
 
     def _serve(self) -> None:
         while self._rows and self.waiting:
-            number = self._num_made
-            self._num_made += 1
-            self.waiting.popleft()(Item(self._rows.popleft(), number))
+            self.waiting.popleft()(self._rows.popleft())
 
 
 class Zip:

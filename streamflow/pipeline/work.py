@@ -68,8 +68,12 @@ class Work(Scope):
         except Exception as error:
             then(None, error)
             return
-        op: Op[Any] = Op(core, "host", name)
-        core.host.submit(op, partial(function, *args), (), core.after(()))
+        at, self.at = self.at, None  # of another item: what is put gives the source its buffer back
+        try:
+            op: Op[Any] = Op(core, "host", name)
+            core.host.submit(op, partial(function, *args), (), core.after(()))
+        finally:
+            self.at = at
         self.when_ended(op, then)
 
     def when_ended(self, op: Op[Any], then: Then) -> None:

@@ -165,7 +165,8 @@ def test_run_calls_the_sink_and_counts(run, open_device):
             assert await pipeline.run(seen.append) == 5
             seen.clear()
             assert await pipeline.run(sink) == 5  # a list can be gone through again
-            assert seen == [1, 2, 3, 4, 5]
+            assert await pipeline.run(lambda out: sink(out)) == 5
+            assert seen == [1, 2, 3, 4, 5] * 2
             assert await pipeline.run() == 5
             assert pipeline.stats().stages[0].num_items == 5
 

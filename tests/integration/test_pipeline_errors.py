@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import anyio
 import numpy as np
@@ -183,7 +184,57 @@ def test_the_device_is_closed_while_the_consumer_waits(run):
     run(main)
 
 
-def test_a_source_that_hangs_is_left_by_cancelling_it(run):
+def test_a_failing_source_is_not_blamed_on_the_item_that_gave_its_buffer_back(run):
+    async def source():
+        yield np.zeros(8, np.float32)  # small: read at the put, which has the next one pulled
+        raise KeyError("one")
+
+    async def main():
+        async with virtual() as dev:
+            seen, error = await outcome_of(dev.pipeline(source).map(add_one_to))
+            assert seen == [1]
+            assert isinstance(error, KeyError)
+            assert not any("belongs to" in note for note in error.__notes__)
+
+    run(main)
+
+
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration])
+@pytest.mark.parametrize("place", ["map_host", "map", "after"])
+def test_a_stage_that_runs_out_of_something_does_not_end_the_items(run, kind, place):
+    def run_out(*given):
+        raise kind("seven")
+
+    async def main():
+        async with virtual() as dev:
+            source = dev.pipeline(batches_of(3))
+            pipeline = {
+                "map_host": lambda: source.map_host(run_out),
+                "map": lambda: source.map(run_out),
+                "after": lambda: source.to_host().map_host(run_out),
+            }[place]()
+            with pytest.raises(RuntimeError, match=r"a stage raised Stop.*seven") as caught:
+                await pipeline.run()
+            assert isinstance(caught.value.__cause__, kind)
+
+    run(main)
+
+
+def test_an_exit_in_a_stage_is_raised_to_the_consumer(run):
+    def leave(dev, x):
+        raise SystemExit(3)
+
+    async def main():
+        async with virtual() as dev:
+            with pytest.raises(SystemExit):
+                await dev.pipeline(batches_of(3)).map(leave).run()
+            await nothing_is_left(dev)
+
+    run(main)
+
+
+@pytest.mark.parametrize("end", ["to_host", "on_device"])
+def test_a_source_that_hangs_is_left_by_cancelling_it(run, end):
     async def main():
         async with virtual() as dev:
             ended = []
@@ -195,10 +246,12 @@ def test_a_source_that_hangs_is_left_by_cancelling_it(run):
                 finally:
                     ended.append(True)
 
-            async with dev.pipeline(source).map(add_one_to) as items:
+            begun_s = time.monotonic()
+            async with getattr(dev.pipeline(source).map(add_one_to), end)() as items:
                 await anext(items)
                 await turns(10)
             assert ended
+            assert time.monotonic() - begun_s < 5  # and not after close_timeout_s
             await nothing_is_left(dev)
 
     run(main)

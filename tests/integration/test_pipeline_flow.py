@@ -184,6 +184,22 @@ def test_memory_is_bounded_by_the_limit_and_one_item_over_it_is_an_error(run, op
     run(main)
 
 
+def test_an_item_is_held_to_the_limit_by_what_it_takes_and_not_by_what_others_made(run):
+    def grow_the_first(dev, x):
+        return dev.zeros(8 * x.size, x.dtype) if x.size == 256 else x
+
+    async def main():
+        async with virtual() as dev:
+            source = [np.ones(size, np.float32) for size in (256, 1024, 1024)]
+            nbytes = 9 * 1024  # 1 KiB and 8 made of it; then 4 and nothing made
+            pipeline = dev.pipeline(source, limit=nbytes).map(grow_the_first)
+            dev.memory.reset_high()
+            assert await pipeline.run() == 3
+            assert dev.memory.used_high_nbytes <= nbytes
+
+    run(main)
+
+
 def test_items_that_pile_up_on_the_device_stay_within_the_limit(run):
     nbytes = 1 << 20
 

@@ -72,6 +72,17 @@ def test_items_and_bytes_both_ways_are_counted(run: Run, bars: Bars) -> None:
     assert bars.only.num_closed == 1
 
 
+def test_the_bytes_of_an_item_are_shared_among_its_rows(run: Run, bars: Bars) -> None:
+    async def main() -> None:
+        async with virtual() as dev:
+            source = [np.zeros((4, 8), np.float32)] * 5
+            await dev.pipeline(source, progress=True).to_host().unbatch().run()
+
+    run(main)
+    assert bars.only.num == 20
+    assert bars.only.postfix == "1.25 KiB"
+
+
 @pytest.mark.parametrize(
     ("build", "total"),
     [
