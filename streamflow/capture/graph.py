@@ -157,9 +157,13 @@ class CapturedGraph:
                 op = self._dev.host(part.function, *args, after=op or items, name=part.op.label)
                 results[part.op] = op
                 tickets.append(op.ticket)
+                if recorded.writes_host:
+                    op.rare().writes_host = True
                 continue
             op = Op(core, "graph", label)
             tickets.append(op.ticket)
+            if recorded.writes_host:
+                op.rare().writes_host = True
             run = _PartRun(op, self._executables, recorded, place, part)
             op.rare().on_retired = run.let_go
             if not core.backend.is_cuda:

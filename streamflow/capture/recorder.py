@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from streamflow.backends.origin import here
+from streamflow.backends.origin import describe, here
 from streamflow.errors import CaptureRefused, Closed
 from streamflow.runtime.array import Allocation, DeviceArray
 from streamflow.runtime.core import Core
@@ -28,6 +28,20 @@ from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Ticket, Timeline
 
 __all__ = ["Handles", "HostStep", "Node", "Recorded", "TaskRecorder", "told"]
+
+
+class Captured(CaptureRefused):
+    """An op was captured, and is asked for its end. Looks its line up only when it is shown."""
+
+    def __str__(self) -> str:
+        name, code, lasti = self.args
+        return (
+            f"{name} ({describe(code, lasti)}) was captured: it runs when the graph is launched, "
+            "so await graph.launch()"
+        )
+
+    def __repr__(self) -> str:
+        return f"Captured({str(self)!r})"
 
 
 class Handles:
@@ -124,6 +138,8 @@ class Recorded:
     overwrites : dict of Region
         Those of ``writes`` that some op writes all of, without reading.
     on_device : dict of Region
+    writes_host : bool
+        A launch writes memory of the program's (rule R8).
     """
 
     core: Core
@@ -137,6 +153,7 @@ class Recorded:
         default_factory=dict
     )
     inner_frees: dict[Allocation, _InnerFree] = field(default_factory=dict)
+    writes_host: bool = False
 
     @property
     def nodes(self) -> Iterator[Node]:
@@ -281,6 +298,7 @@ class TaskRecorder:
         if isinstance(run, RepeatedCall):
             self._call(node, run)
         self._touch(op, reads, writes, is_overwrite)
+        self.recorded.writes_host |= op.writes_host
         for region in reads:
             self._book(region).reads.append(node)
         for region in writes:
@@ -310,6 +328,9 @@ class TaskRecorder:
             op._disown()
             raise
         self.hold(args)
+        for arg in args:
+            if isinstance(arg, DeviceArray):
+                self._need(arg._region)
         before = tuple(self._steps[ticket].op for ticket in named if ticket in self._steps)
         step = HostStep(op, function, tuple(args), before)
         self._steps[op.ticket] = step
@@ -380,12 +401,7 @@ class TaskRecorder:
         """Note what a launch as a whole reads and writes."""
         recorded = self.recorded
         for region in reads if is_overwrite else (*reads, *writes):
-            # What the graph has overwritten by then is of no earlier op.
-            if not any(
-                each in recorded.overwrites and _covers(each, region)
-                for each in (region, *region.overlapping)
-            ):
-                recorded.needs[region] = None
+            self._need(region)
         recorded.writes.update(dict.fromkeys(writes))
         if is_overwrite:
             recorded.overwrites.update(dict.fromkeys(writes))
@@ -393,6 +409,15 @@ class TaskRecorder:
             recorded.on_device.update(dict.fromkeys(reads))
         if op.kind != "get":
             recorded.on_device.update(dict.fromkeys(writes))
+
+    def _need(self, region: Region) -> None:
+        """Note that the contents of ``region`` are used, unless the graph has overwritten it."""
+        recorded = self.recorded
+        if not any(
+            each in recorded.overwrites and _covers(each, region)
+            for each in (region, *region.overlapping)
+        ):
+            recorded.needs[region] = None
 
     def _book(self, region: Region) -> _Book:
         book = self._books.get(region)
@@ -438,9 +463,6 @@ def _end(op: Op[Any]) -> None:
     op._disown()
     op._rare = None  # what was to follow its end, which never comes
     op._state = OpState.FAILED
-    op._error = CaptureRefused(
-        f"{op.name} ({op.where}) was captured: it runs when the graph is launched, so await "
-        "graph.launch()"
-    )
+    op._error = Captured(*op._told)
     op.ticket.inherited = ()
     op.ticket.failure = op._error

@@ -659,6 +659,27 @@ def test_host_steps_run_in_each_replay(run, open_device):
     run(main)
 
 
+def test_an_argument_that_only_the_host_reads(run, open_device):
+    async def main():
+        seen = []
+
+        def step(dev, x, y):
+            dev.host(lambda values: seen.append(float(values[0])), x)
+            dev.fill(y, 1)
+            dev.host(lambda values: seen.append(float(values[0])), y)
+
+        async with open_device() as dev:
+            captured = dev.captured(step)
+            for number in (10, 20, 30):
+                y = dev.empty(N, np.float32)
+                captured(dev, dev.full(N, number, np.float32), y)
+                assert (await dev.get(y) == 1).all()
+            assert seen == [10, 1, 20, 1, 30, 1]
+            del y
+
+    run(main)
+
+
 def test_a_function_that_calls_itself(run):
     async def main():
         async with virtual() as dev:
