@@ -232,6 +232,25 @@ def test_arrays_in_containers(run):
     run(main)
 
 
+def test_mapped_arrays_as_arguments(run, open_device):
+    async def main():
+        async with open_device() as dev:
+            captured = dev.captured(partial(dev.launch, add_one))
+            x = await dev.mapped(N, np.float32)
+            for value in (1, 2):
+                await x.idle()
+                x.host[:] = value
+                captured(x, N)
+                await x.idle()
+                assert (x.host == value + 1).all()
+            y = dev.zeros(N, np.float32)
+            captured(y, N)
+            assert (await dev.get(y) == 1).all()
+            assert captured.num_recordings == 1
+
+    run(main)
+
+
 def test_arguments_that_share_memory(run, open_device):
     async def main():
         def step(dev, x, y, parts):
