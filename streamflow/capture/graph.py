@@ -108,6 +108,8 @@ class CapturedGraph:
         -------
         Op
             Ends when all of it has. Parked until the graph is built, which a worker thread does.
+            Where the graph writes pinned memory, cancelling an await of it is delivered once that
+            write has ended (rule R8).
 
         Ordering
         --------
