@@ -51,7 +51,7 @@ class CapturedGraph:
         self._executables = _Executables()
         self._built: Op[None] | None = None
         # Tickets, since ops hold their results.
-        self._parked: list[Ticket] = []  # the ends of launches that may not have been submitted
+        self._parked: list[Ticket] = []  # of launches, what may not have been submitted
         self._last: list[Ticket] = []  # all of the latest launch, where the host has a part in it
         self._is_closed = False
 
@@ -184,8 +184,7 @@ class CapturedGraph:
         assert op is not None
         self._last = tickets if recorded.has_host_steps else []
         self._parked = [ticket for ticket in self._parked if ticket.is_parked]
-        if op.ticket.is_parked:
-            self._parked.append(op.ticket)
+        self._parked += [ticket for ticket in tickets if ticket.is_parked]
         return op
 
     def update(self) -> AbstractContextManager[None]:
