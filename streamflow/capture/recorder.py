@@ -27,7 +27,7 @@ from streamflow.runtime.parking import submit_as
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Ticket, Timeline
 
-__all__ = ["Handles", "HostStep", "Node", "Recorded", "TaskRecorder", "told"]
+__all__ = ["Handle", "HostStep", "Node", "Recorded", "TaskRecorder", "told"]
 
 
 class Captured(CaptureRefused):
@@ -44,18 +44,17 @@ class Captured(CaptureRefused):
         return f"Captured({str(self)!r})"
 
 
-class Handles:
-    """Graphs of the backend's, closed once nobody holds them any more (R6)."""
+class Handle:
+    """A graph or executable of the backend's, closed once nobody holds it any more (R6)."""
 
-    __slots__ = ("_core", "handles")
+    __slots__ = ("_core", "handle")
 
-    def __init__(self, core: Core, handles: list[Any]) -> None:
+    def __init__(self, core: Core, handle: Any) -> None:
         self._core = core
-        self.handles = handles
+        self.handle = handle
 
     def __del__(self) -> None:
-        for handle in self.handles:
-            self._core.leave(partial(self._core.backend.close_graph, handle))
+        self._core.leave(partial(self._core.backend.close_graph, self.handle))
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +72,7 @@ class Node:
     op: Op[Any]
     run: Run
     deps: tuple[Node, ...]
-    child: Handles | None = None  # the backend's graph of what a foreign function submitted
+    child: Handle | None = None  # the backend's graph of what a foreign function submitted
 
     @property
     def kind(self) -> str:
@@ -435,9 +434,9 @@ class TaskRecorder:
     def _call(self, node: Node, call: RepeatedCall) -> None:
         """Have a foreign function submit to a graph of its own, which becomes one node."""
         backend = self._core.backend
-        node.child = Handles(self._core, [backend.create_graph()])
+        node.child = Handle(self._core, backend.create_graph())
         try:
-            backend.add_graph_node(node.child.handles[0], told(node.op, call), ())
+            backend.add_graph_node(node.child.handle, told(node.op, call), ())
             if call.error is not None:
                 raise call.error
         except BaseException:

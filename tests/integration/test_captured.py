@@ -693,6 +693,7 @@ def test_an_argument_that_only_the_host_reads(run, open_device):
                 y = dev.empty(N, np.float32)
                 captured(dev, dev.full(N, number, np.float32), y)
                 assert (await dev.get(y) == 1).all()
+            await dev.synchronize()
             assert seen == [10, 1, 20, 1, 30, 1]
             del y
 
