@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from streamflow.capture.recorder import Handles, HostStep, Node, Recorded, TaskRecorder, told
+from streamflow.capture.recorder import Handle, HostStep, Node, Recorded, TaskRecorder, told
 from streamflow.errors import Closed, DeviceError
 from streamflow.runtime.array import DeviceArray
 from streamflow.runtime.core import Core
@@ -33,7 +33,7 @@ class _Executables:
     __slots__ = ("num_launches", "parts")
 
     def __init__(self) -> None:
-        self.parts: list[Handles] = []
+        self.parts: list[Handle] = []
         self.num_launches: list[int] = []  # of the present recording, by part
 
 
@@ -51,7 +51,7 @@ class CapturedGraph:
         self._executables = _Executables()
         self._built: Op[None] | None = None
         # Tickets, since ops hold their results.
-        self._parked: list[Ticket] = []  # the ends of launches that may not have been submitted
+        self._parked: list[Ticket] = []  # of launches, what may not have been submitted
         self._last: list[Ticket] = []  # all of the latest launch, where the host has a part in it
         self._is_closed = False
 
@@ -108,6 +108,8 @@ class CapturedGraph:
         -------
         Op
             Ends when all of it has. Parked until the graph is built, which a worker thread does.
+            Where the graph writes pinned memory, cancelling an await of it is delivered once that
+            write has ended (rule R8).
 
         Ordering
         --------
@@ -157,9 +159,13 @@ class CapturedGraph:
                 op = self._dev.host(part.function, *args, after=op or items, name=part.op.label)
                 results[part.op] = op
                 tickets.append(op.ticket)
+                if recorded.writes_host:
+                    op.rare().writes_host = True
                 continue
             op = Op(core, "graph", label)
             tickets.append(op.ticket)
+            if recorded.writes_host:
+                op.rare().writes_host = True
             run = _PartRun(op, self._executables, recorded, place, part)
             op.rare().on_retired = run.let_go
             if not core.backend.is_cuda:
@@ -178,8 +184,7 @@ class CapturedGraph:
         assert op is not None
         self._last = tickets if recorded.has_host_steps else []
         self._parked = [ticket for ticket in self._parked if ticket.is_parked]
-        if op.ticket.is_parked:
-            self._parked.append(op.ticket)
+        self._parked += [ticket for ticket in tickets if ticket.is_parked]
         return op
 
     def update(self) -> AbstractContextManager[None]:
@@ -308,7 +313,7 @@ class _PartRun:
         self._recorded: Recorded | None = recorded  # its arrays, and the program's pinned memory
         self._place = place
         self._calls = [node.run for node in part if isinstance(node.run, RepeatedCall)]
-        self._launched: Handles | None = None
+        self._launched: Handle | None = None
         self._number = 0
 
     def __call__(self, target: Any) -> int:
@@ -318,7 +323,7 @@ class _PartRun:
             return 0  # nothing was captured: order still holds
         _in_flight[self._op.ticket.seq] = self
         self._launched = executables.parts[self._place]
-        self._op._core.backend.launch_graph(self._launched.handles[0], target)
+        self._op._core.backend.launch_graph(self._launched.handle, target)
         executables.num_launches[self._place] += 1
         self._number = executables.num_launches[self._place]
         return 1
@@ -362,14 +367,14 @@ def _build_blocking(core: Core, recorded: Recorded, executables: _Executables) -
                 if node.child is None:
                     made[node] = backend.add_graph_node(graph, told(node.op, node.run), deps)
                 else:
-                    made[node] = backend.embed_graph(graph, node.child.handles[0], deps)
+                    made[node] = backend.embed_graph(graph, node.child.handle, deps)
             if place < len(executables.parts):
                 try:
-                    backend.update_graph_blocking(executables.parts[place].handles[0], graph)
+                    backend.update_graph_blocking(executables.parts[place].handle, graph)
                     continue
                 except DeviceError:  # as where a value takes another number of memsets
                     pass
-            anew = Handles(core, [backend.instantiate_graph_blocking(graph)])
+            anew = Handle(core, backend.instantiate_graph_blocking(graph))
             executables.parts[place : place + 1] = [anew]  # launches may be running the old one
         finally:
             backend.close_graph(graph)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from streamflow.backends.origin import here
+from streamflow.backends.origin import describe, here
 from streamflow.errors import CaptureRefused, Closed
 from streamflow.runtime.array import Allocation, DeviceArray
 from streamflow.runtime.core import Core
@@ -27,21 +27,34 @@ from streamflow.runtime.parking import submit_as
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Ticket, Timeline
 
-__all__ = ["Handles", "HostStep", "Node", "Recorded", "TaskRecorder", "told"]
+__all__ = ["Handle", "HostStep", "Node", "Recorded", "TaskRecorder", "told"]
 
 
-class Handles:
-    """Graphs of the backend's, closed once nobody holds them any more (R6)."""
+class Captured(CaptureRefused):
+    """An op was captured, and is asked for its end. Looks its line up only when it is shown."""
 
-    __slots__ = ("_core", "handles")
+    def __str__(self) -> str:
+        name, code, lasti = self.args
+        return (
+            f"{name} ({describe(code, lasti)}) was captured: it runs when the graph is launched, "
+            "so await graph.launch()"
+        )
 
-    def __init__(self, core: Core, handles: list[Any]) -> None:
+    def __repr__(self) -> str:
+        return f"Captured({str(self)!r})"
+
+
+class Handle:
+    """A graph or executable of the backend's, closed once nobody holds it any more (R6)."""
+
+    __slots__ = ("_core", "handle")
+
+    def __init__(self, core: Core, handle: Any) -> None:
         self._core = core
-        self.handles = handles
+        self.handle = handle
 
     def __del__(self) -> None:
-        for handle in self.handles:
-            self._core.leave(partial(self._core.backend.close_graph, handle))
+        self._core.leave(partial(self._core.backend.close_graph, self.handle))
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +72,7 @@ class Node:
     op: Op[Any]
     run: Run
     deps: tuple[Node, ...]
-    child: Handles | None = None  # the backend's graph of what a foreign function submitted
+    child: Handle | None = None  # the backend's graph of what a foreign function submitted
 
     @property
     def kind(self) -> str:
@@ -124,6 +137,8 @@ class Recorded:
     overwrites : dict of Region
         Those of ``writes`` that some op writes all of, without reading.
     on_device : dict of Region
+    writes_host : bool
+        A launch writes memory of the program's (rule R8).
     """
 
     core: Core
@@ -137,6 +152,7 @@ class Recorded:
         default_factory=dict
     )
     inner_frees: dict[Allocation, _InnerFree] = field(default_factory=dict)
+    writes_host: bool = False
 
     @property
     def nodes(self) -> Iterator[Node]:
@@ -281,6 +297,7 @@ class TaskRecorder:
         if isinstance(run, RepeatedCall):
             self._call(node, run)
         self._touch(op, reads, writes, is_overwrite)
+        self.recorded.writes_host |= op.writes_host
         for region in reads:
             self._book(region).reads.append(node)
         for region in writes:
@@ -310,6 +327,9 @@ class TaskRecorder:
             op._disown()
             raise
         self.hold(args)
+        for arg in args:
+            if isinstance(arg, DeviceArray):
+                self._need(arg._region)
         before = tuple(self._steps[ticket].op for ticket in named if ticket in self._steps)
         step = HostStep(op, function, tuple(args), before)
         self._steps[op.ticket] = step
@@ -380,12 +400,7 @@ class TaskRecorder:
         """Note what a launch as a whole reads and writes."""
         recorded = self.recorded
         for region in reads if is_overwrite else (*reads, *writes):
-            # What the graph has overwritten by then is of no earlier op.
-            if not any(
-                each in recorded.overwrites and _covers(each, region)
-                for each in (region, *region.overlapping)
-            ):
-                recorded.needs[region] = None
+            self._need(region)
         recorded.writes.update(dict.fromkeys(writes))
         if is_overwrite:
             recorded.overwrites.update(dict.fromkeys(writes))
@@ -393,6 +408,15 @@ class TaskRecorder:
             recorded.on_device.update(dict.fromkeys(reads))
         if op.kind != "get":
             recorded.on_device.update(dict.fromkeys(writes))
+
+    def _need(self, region: Region) -> None:
+        """Note that the contents of ``region`` are used, unless the graph has overwritten it."""
+        recorded = self.recorded
+        if not any(
+            each in recorded.overwrites and _covers(each, region)
+            for each in (region, *region.overlapping)
+        ):
+            recorded.needs[region] = None
 
     def _book(self, region: Region) -> _Book:
         book = self._books.get(region)
@@ -410,9 +434,9 @@ class TaskRecorder:
     def _call(self, node: Node, call: RepeatedCall) -> None:
         """Have a foreign function submit to a graph of its own, which becomes one node."""
         backend = self._core.backend
-        node.child = Handles(self._core, [backend.create_graph()])
+        node.child = Handle(self._core, backend.create_graph())
         try:
-            backend.add_graph_node(node.child.handles[0], told(node.op, call), ())
+            backend.add_graph_node(node.child.handle, told(node.op, call), ())
             if call.error is not None:
                 raise call.error
         except BaseException:
@@ -438,9 +462,6 @@ def _end(op: Op[Any]) -> None:
     op._disown()
     op._rare = None  # what was to follow its end, which never comes
     op._state = OpState.FAILED
-    op._error = CaptureRefused(
-        f"{op.name} ({op.where}) was captured: it runs when the graph is launched, so await "
-        "graph.launch()"
-    )
+    op._error = Captured(*op._told)
     op.ticket.inherited = ()
     op.ticket.failure = op._error

@@ -159,7 +159,9 @@ class Replay:
             changed.append(fresh[place]._region)
             reads.append(region)
         if changed:
+            writes_host = op.writes_host
             op = self._submit("out", moves, reads, changed)
+            op.rare().writes_host = writes_host
         template = self._template
         if isinstance(template, _Slot):
             return template.make(arrays, fresh, op)

@@ -70,7 +70,7 @@ class Arguments:
 
     def _sign(self, item: Any, parts: list[Hashable]) -> None:
         kind = item.__class__
-        if kind is DeviceArray:
+        if isinstance(item, DeviceArray):
             self.arrays.append(item)
             parts.append(item.shape)
             parts.append(item.dtype)

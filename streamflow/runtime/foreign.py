@@ -201,6 +201,7 @@ class RepeatedCall(ForeignCall):
 
     def __call__(self, target: Any) -> int:
         self._target = target
+        self._args = self._held[0]  # again, where somebody ended the capture of the first call
         return super().__call__(target)
 
     def _run(self, *args: Any) -> None:

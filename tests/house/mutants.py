@@ -605,6 +605,14 @@ EDITS = (
         "tests/integration/test_capture.py tests/integration/test_capture_lives.py",
     ),
     Edit(
+        "R8",
+        "an await of a launch is cancelled before it has written the program's memory",
+        "streamflow/capture/recorder.py",
+        "        self.recorded.writes_host |= op.writes_host\n",
+        "",
+        "tests/integration/test_capture_lives.py",
+    ),
+    Edit(
         "R9",
         "a launch that overwrites all it uses inherits a failure",
         "streamflow/capture/graph.py",

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from support import virtual, wanted
+from support import error_of, virtual, wanted
 
 import streamflow as sf
 from streamflow.errors import CaptureRefused
@@ -291,5 +291,23 @@ def test_launches_beyond_the_window_park_and_go_on(run, open_device, add_one):
             launches = [graph.launch() for _ in range(50)]
             assert launches[-1].state is sf.OpState.PARKED
             assert (await dev.get(x) == 50).all()
+
+    run(main)
+
+
+def test_r1_no_line_is_looked_up_for_what_is_recorded(run, add_one, monkeypatch):
+    """That takes as long as the function is, for each op of it."""
+
+    async def main():
+        async with virtual() as dev:
+            x, looked_up = dev.zeros(N, np.float32), []
+            monkeypatch.setattr("streamflow.runtime.op.describe", lambda *_: looked_up.append(1))
+            with dev.capture() as graph:
+                op = dev.launch(add_one, x, N)
+            await graph.launch()
+            assert looked_up == []
+            monkeypatch.undo()
+            assert "test_capture_beside.py" in str(await error_of(op))
+            assert "was captured" in repr(op.exception())
 
     run(main)

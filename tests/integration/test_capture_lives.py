@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 from support import error_of, turns, until, virtual
@@ -148,6 +149,74 @@ def test_r6_memory_of_a_launch_in_flight_outlives_its_graph(run, open_device):
             await launch
             assert (await dev.get(x) == 5).all()
             del others
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["graph", "with a host step", "function"])
+def test_r8_a_cancelled_await_waits_for_what_a_launch_writes_on_the_host(run, how):
+    async def main():
+        async with virtual() as dev:
+            x, slow = dev.full(N, 3, np.float32), dev.stream()
+            async with dev.pinned.lease(4 * N) as lease:
+                mine = lease.array(N, np.float32)
+
+                def step(x):
+                    dev.get(x, out=mine)
+                    return dev.fill(x, 3)
+
+                with dev.capture() as graph:
+                    step(x)
+                    if how == "with a host step":
+                        dev.host(int)
+                captured = dev.captured(step)
+                await captured(x)
+                mine[:] = 0
+                gate = dev.sim.gate(slow)
+                left = []
+
+                async def wait():
+                    try:
+                        with slow:
+                            op = captured(x) if how == "function" else graph.launch()
+                        await op
+                    finally:
+                        left.append(mine[0])
+
+                async with anyio.create_task_group() as group:
+                    group.start_soon(wait)
+                    await turns()
+                    group.cancel_scope.cancel()
+                    with anyio.CancelScope(shield=True):
+                        await turns()
+                        assert left == []
+                        gate.release()
+                assert left == [3]
+                assert (mine == 3).all()
+
+    run(main)
+
+
+def test_a_node_of_a_foreign_function_can_be_made_again(run, monkeypatch):
+    """As where somebody else's wait for the whole device ended its capture."""
+
+    async def main():
+        async with virtual() as dev:
+            kind = type(dev._core.backend)
+            add = kind.add_graph_node
+
+            def add_twice(backend, graph, run, deps):
+                ended = backend.create_graph()
+                add(backend, ended, run, ())
+                backend.close_graph(ended)
+                return add(backend, graph, run, deps)
+
+            monkeypatch.setattr(kind, "add_graph_node", add_twice)
+            x = dev.zeros(N, np.float32)
+            with dev.capture() as graph:
+                dev.call(lambda stream, x, value: x.__setitem__(..., value), x, 5)
+            await graph.launch()
+            assert (await dev.get(x) == 5).all()
 
     run(main)
 

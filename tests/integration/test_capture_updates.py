@@ -63,6 +63,31 @@ def test_a_launch_from_before_an_update_runs_what_was_captured_then(run, open_de
     run(main)
 
 
+def test_an_update_waits_for_what_is_left_of_a_cancelled_launch(run, open_device):
+    async def main():
+        async with open_device() as dev:
+            x, seen, start = dev.zeros(N, np.float32), [], anyio.Event()
+
+            def step(value):
+                dev.fill(x, value)
+                dev.host(lambda values: seen.append(values[0]), x)
+                dev.fill(x, 0)
+
+            with dev.capture() as graph:
+                step(1)
+            assert graph.launch(after=start).cancel()  # its end: two ops are before it
+            with graph.update():
+                step(2)
+            await turns(100)
+            assert not graph.ready.done()
+            start.set()
+            await graph.ready
+            await graph.launch()
+            assert seen == [1, 2]
+
+    run(main)
+
+
 def test_an_update_outlives_a_scope_that_is_left_by_an_error(run, open_device, add_one):
     async def main():
         async with open_device() as dev:

@@ -232,6 +232,25 @@ def test_arrays_in_containers(run):
     run(main)
 
 
+def test_mapped_arrays_as_arguments(run, open_device):
+    async def main():
+        async with open_device() as dev:
+            captured = dev.captured(partial(dev.launch, add_one))
+            x = await dev.mapped(N, np.float32)
+            for value in (1, 2):
+                await x.idle()
+                x.host[:] = value
+                captured(x, N)
+                await x.idle()
+                assert (x.host == value + 1).all()
+            y = dev.zeros(N, np.float32)
+            captured(y, N)
+            assert (await dev.get(y) == 1).all()
+            assert captured.num_recordings == 1
+
+    run(main)
+
+
 def test_arguments_that_share_memory(run, open_device):
     async def main():
         def step(dev, x, y, parts):
@@ -655,6 +674,28 @@ def test_host_steps_run_in_each_replay(run, open_device):
             assert seen == [11, 21, 31]
             assert captured.num_recordings == 1
             del x
+
+    run(main)
+
+
+def test_an_argument_that_only_the_host_reads(run, open_device):
+    async def main():
+        seen = []
+
+        def step(dev, x, y):
+            dev.host(lambda values: seen.append(float(values[0])), x)
+            dev.fill(y, 1)
+            dev.host(lambda values: seen.append(float(values[0])), y)
+
+        async with open_device() as dev:
+            captured = dev.captured(step)
+            for number in (10, 20, 30):
+                y = dev.empty(N, np.float32)
+                captured(dev, dev.full(N, number, np.float32), y)
+                assert (await dev.get(y) == 1).all()
+            await dev.synchronize()
+            assert seen == [10, 1, 20, 1, 30, 1]
+            del y
 
     run(main)
 
