@@ -145,7 +145,7 @@ class Memory:
         if address:
             self.live[address] = (ref(memory), nbytes, op, piece)
         array = DeviceArray(memory, memory.root, address, shape, dtype, size)
-        if (recorder := recorder_of(core)) is not None:
+        if core.recording is not None and (recorder := recorder_of(core)) is not None:
             recorder.record_allocation(array)
         return array
 

@@ -165,7 +165,7 @@ class DeviceArray:
         if memory.is_freed or memory.is_lent:
             self.check_usable()
             raise ValueError(f"{self!r} is lent by a SyncedArray, which frees it itself")
-        if (recorder := recorder_of(core)) is not None:
+        if core.recording is not None and (recorder := recorder_of(core)) is not None:
             return recorder.record_free(memory, _getframe(1))
         return core.memory.free_array(memory, stream, _getframe(1))
 
