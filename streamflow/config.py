@@ -86,9 +86,9 @@ class Settings:
     block: int = 256
     window: int = 512
     spin_us: float = 400.0
-    staging_in_nbytes: int = 4 * _MIB
+    staging_in_nbytes: int = 8 * _MIB
     staging_out_nbytes: int = 4 * _MIB
-    staging_threads: int = field(default_factory=lambda: min(12, _num_cores()))
+    staging_threads: int = field(default_factory=lambda: min(8, _num_cores()))
     host_workers: int = 4
     pinned_budget_nbytes: int = field(default_factory=_default_pinned_budget_nbytes)
     close_timeout_s: float = 30.0
