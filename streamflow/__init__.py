@@ -47,7 +47,15 @@ if TYPE_CHECKING:
     from streamflow.runtime.mapped import MappedArray
     from streamflow.runtime.synced import SyncedArray, SyncedState
     from streamflow.trace.answers import Overlap
-    from streamflow.trace.model import EdgeReason, Trace, TracedEdge, TracedOp
+    from streamflow.trace.model import (
+        EdgeReason,
+        TracedArray,
+        TracedDevice,
+        TracedEdge,
+        TracedMemory,
+        TracedOp,
+    )
+    from streamflow.trace.trace import Trace
 
 __all__ = [
     "Access",
@@ -99,7 +107,10 @@ __all__ = [
     "SyncedArray",
     "SyncedState",
     "Trace",
+    "TracedArray",
+    "TracedDevice",
     "TracedEdge",
+    "TracedMemory",
     "TracedOp",
     "Unfinished",
     "UpstreamFailed",
@@ -120,7 +131,18 @@ _HOMES = {  # what few programs name, brought in when one does (R13)
     "Overlap": "trace.answers",
     "Pipeline": "pipeline.pipeline",
     **dict.fromkeys(("PipelineStats", "StageStats"), "pipeline.stats"),
-    **dict.fromkeys(("EdgeReason", "Trace", "TracedEdge", "TracedOp"), "trace.model"),
+    "Trace": "trace.trace",
+    **dict.fromkeys(
+        (
+            "EdgeReason",
+            "TracedArray",
+            "TracedDevice",
+            "TracedEdge",
+            "TracedMemory",
+            "TracedOp",
+        ),
+        "trace.model",
+    ),
 }
 
 

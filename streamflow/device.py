@@ -30,7 +30,7 @@ from streamflow.runtime.pinned import PinnedPool
 from streamflow.runtime.pinning import Pin
 from streamflow.runtime.recording import refuse
 from streamflow.runtime.registry import add_open, enter_here, leave_here
-from streamflow.runtime.report import Report, make_report
+from streamflow.runtime.report import Report, fresh_report
 from streamflow.runtime.scope import Scope
 from streamflow.runtime.stream import Lane, Stream
 from streamflow.runtime.submit import Submit
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from streamflow.pipeline.sources import SourceLike
     from streamflow.runtime.ledger import DeviceStats
     from streamflow.runtime.mapped import MappedArray
-    from streamflow.trace.model import Trace
+    from streamflow.trace.trace import Trace
 
 __all__ = ["Device"]
 
@@ -408,15 +408,19 @@ class Device(Submit):
 
     # -- looking -------------------------------------------------------------------------
 
-    def trace(self) -> AbstractContextManager[Trace]:
+    def trace(self, *, max_ops: int = 200_000) -> AbstractContextManager[Trace]:
         """Record every op submitted inside the block, why it waited, and when it ran.
 
         Device times are known once the ops have ended: await them inside the block.
+
+        Parameters
+        ----------
+        max_ops : int
+            Of more ops than these the newest are kept.
         """
-        self._core.check_open()
         from streamflow.trace.recorder import recording  # few programs do, or only now and then
 
-        return recording(self._core)
+        return recording(self._core, max_ops)
 
     @property
     def backend(self) -> str:
@@ -580,11 +584,7 @@ class Device(Submit):
 
         Looks at the device, so that what has ended is not in it; never blocks.
         """
-        core = self._here
-        if core.lost is None and not core.is_closed:
-            for line in list(core.lines):
-                core.reap(line)
-        return make_report(core)
+        return fresh_report(self._here)
 
     def _resolve(self, target: Any) -> Any:
         """The backend stream behind a stream, a lane or a lane's name, for the controls."""

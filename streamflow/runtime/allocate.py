@@ -72,6 +72,11 @@ class Memory:
         self.is_patient = False  # asked by the queue, which asks again: no trimming, no report
         self._is_open = True
 
+    @property
+    def live_nbytes(self) -> int:
+        """Bytes that arrays hold."""
+        return sum(nbytes for _, nbytes, _, _ in self.live.values())
+
     def set_default(self, resource: DeviceMemoryResource | None) -> None:
         """Have arrays come from ``resource`` unless they are told otherwise."""
         self.default = resource
@@ -152,7 +157,7 @@ class Memory:
     def _allocate_slowly(self, op: Op[None], nbytes: int, line: Timeline) -> int:
         with self._told(op):
             address = self._allocate(nbytes, line.stream) if nbytes else 0
-        self._go(op, lambda _: 1, line, ())
+        self._go(op, lambda _: 1, line, (), nbytes)
         return address
 
     @contextmanager
@@ -171,11 +176,16 @@ class Memory:
                 checker.attribute(None)
 
     def _go(
-        self, op: Op[None], run: Callable[[Any], int], line: Timeline, behind: tuple[Ticket, ...]
+        self,
+        op: Op[None],
+        run: Callable[[Any], int],
+        line: Timeline,
+        behind: tuple[Ticket, ...],
+        nbytes: int,
     ) -> None:
         core = self._core
         if core.instrument is not None:
-            core.tracer.allocated(op, behind)
+            core.tracer.allocated(op, behind, nbytes)
         core.parking.go(op, run, line, ())
         if op._error is not None:
             core.observed(op._error)
@@ -193,7 +203,7 @@ class Memory:
             )
         if place.waited:  # for a block that another stream has freed
             line.join(place.waited)
-        self._go(op, lambda _: 1 + place.num_calls, line, tuple(place.waited))
+        self._go(op, lambda _: 1 + place.num_calls, line, tuple(place.waited), nbytes)
         return piece
 
     def _allocate(self, nbytes: int, stream: Any) -> int:

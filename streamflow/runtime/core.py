@@ -321,6 +321,8 @@ class Core:
         """The work of ``op`` on the host begins."""
         op._state = step(op._state, OpStep.START, op.story)
         self._pending[op] = None
+        if op._rare is not None and op._rare.traced is not None:
+            self.tracer.began(op._rare.traced)
 
     def complete(self, op: Op[Any]) -> None:
         """All of ``op`` has ended well."""
@@ -440,6 +442,8 @@ class Core:
                     finished.append(op)
             else:
                 ticket.event = None
+        if self.instrument is not None:
+            self.tracer.made_room = ticket.seq
         # There is a new head.
         if timeline.wants and (timeline.inflight or timeline.waiting is not None):
             self.completion.moved(timeline, time.monotonic(), num)

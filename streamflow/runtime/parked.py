@@ -50,12 +50,12 @@ class Parked:
     """An op that waits to go on, with all it takes to do so."""
 
     __slots__ = (
+        "_need",
         "budgets",
         "deps",
         "followers",
         "has_left",
         "line",
-        "need",
         "num_blockers",
         "op",
         "predecessors",
@@ -87,9 +87,22 @@ class Parked:
         self.predecessors: Sequence[Parked] = ()  # these three are lists once they have any
         self.followers: Sequence[Parked] = ()
         self.has_left = False
-        self.need = ""  # what else it waits for on the host, in words
+        self._need = ""
         self.stops: Sequence[Callable[[], None]] = ()  # end the watching of futures
         self.withdraw: Callable[[], None] | None = None  # leaves the queue it waits in
+
+    @property
+    def need(self) -> str:
+        """What else it waits for on the host, in words."""
+        return self._need
+
+    @need.setter
+    def need(self, what: str) -> None:
+        self._need = what
+        rare = self.op._rare
+        if what and rare is not None and rare.traced is not None:
+            note = rare.traced.note
+            note.needs = (*note.needs, what)
 
 
 def path_between(start: Parked, goal: Parked) -> list[Parked] | None:

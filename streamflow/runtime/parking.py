@@ -217,6 +217,7 @@ class Parking:
         """``budget`` has given these their share: they go on."""
         for parked in admitted:
             parked.withdraw, parked.need = None, ""
+            self._core.tracer.found_room(parked.op)
             self._take_share(parked)
             self._admitted.append(parked)
         if self._is_admitting:  # one that fails admits others: no recursion
@@ -243,6 +244,7 @@ class Parking:
         rare.is_wanted = True  # others may wait for it to end: the poller runs for it (R11)
 
     def _withdraw(self, parked: Parked, budget: Budget[Parked]) -> None:
+        self._core.tracer.made_room = parked.op.ticket.seq
         self.admitted(budget, budget.withdraw(parked.op.rare().scope, parked))
 
     def room_in(self, line: Timeline) -> None:
@@ -254,6 +256,7 @@ class Parking:
                 line.waiting = None
             parked.withdraw = None
             core.completion.unwant(line)
+            core.tracer.found_room(parked.op)
             if not self._fails_upstream(parked.op, parked.sources, parked.deps):
                 core.abroad.submitting(parked.op, parked.sources)
                 self.go(parked.op, parked.run, line, parked.deps)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from streamflow.runtime.memory_queue import Waiter
     from streamflow.runtime.synced_pair import Pair, Wait
 
-__all__ = ["Report", "Unfinished", "make_report"]
+__all__ = ["Report", "Unfinished", "fresh_report", "make_report"]
 
 _NUM_SHOWN = 20
 
@@ -79,6 +79,14 @@ class Report:
         if more:
             shown.append(f"  and {more} more")
         return "\n".join([self.title, *(shown or ["  nothing is unfinished"])])
+
+
+def fresh_report(core: Core) -> Report:
+    """Report on all of ``core``'s device, after a look at what has ended."""
+    if core.lost is None and not core.is_closed:
+        for line in list(core.lines):
+            core.reap(line)
+    return make_report(core)
 
 
 def make_report(core: Core, among: Collection[Op[Any]] | None = None) -> Report:

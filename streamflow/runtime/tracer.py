@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from streamflow.runtime.instrument import Instrument
+from streamflow.runtime.instrument import Instrument, Note
 from streamflow.runtime.op import Op
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Ticket, Timeline
@@ -15,43 +15,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Tracer"]
 
-_ENGINES = {
-    "put": "h2d",
-    "get": "d2h",
-    "launch": "compute",
-    "call": "compute",
-    "fill": "compute",
-    "copy": "compute",
-}
-
 
 class _Traced:
-    """What is known of one traced op; ``edges`` are ``(ticket, reason)``.
+    """The note of one op, and the events that time it; ``base`` is the trace's own."""
 
-    ``waited`` are tickets that a memory resource has had its stream wait for already.
-    """
+    __slots__ = ("base", "ends", "note", "starts")
 
-    __slots__ = ("base", "edges", "ends", "instrument", "nbytes", "starts", "waited", "where")
-
-    def __init__(self, instrument: Instrument, base: Any, where: str | None) -> None:
-        self.instrument = instrument
+    def __init__(self, note: Note, base: Any) -> None:
+        self.note = note
         self.base = base
-        self.where = where
-        self.edges: list[tuple[Ticket, str]] = []
-        self.nbytes = 0
         self.starts: list[Any] = []
         self.ends: list[Any] = []
-        self.waited: Sequence[Ticket] = ()
 
 
 class Tracer:
-    """Calls the core's instrument; nothing here runs while there is none."""
+    """Calls the core's instrument; nothing here runs while there is none.
+
+    Attributes
+    ----------
+    made_room : int
+        Number of the op whose end was seen last: what could not go on for want of room goes
+        on because of it.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._base: Any = None
         self._line: Timeline | None = None
-        self._last: dict[Timeline, Ticket] = {}
+        self._last: dict[Timeline, int] = {}
+        self._pinned_nbytes = -1
+        self.made_room = 0
 
     def start(self, instrument: Instrument) -> None:
         """Begin: device times count from now."""
@@ -63,6 +56,7 @@ class Tracer:
         self._base = core.backend.create_event(timing=True)
         self._line.stream.record(self._base)
         self._last = {}
+        self._pinned_nbytes = -1
         core.instrument = instrument
         core.choose_ways()
 
@@ -82,32 +76,51 @@ class Tracer:
         is_overwrite: bool = True,
     ) -> None:
         """Note an op and why it comes after others. Before its hazards are recorded."""
-        instrument = self._core.instrument
-        assert instrument is not None
-        traced = op.rare().traced = _Traced(instrument, self._base, op.where)
-        add = traced.edges.append
+        note = self._note(op).note
+        edges: list[tuple[Ticket, str, int | None]] = []
         is_free = op.kind == "free"
         for region in reads:
+            array = region.allocation.seq
             for last in (region.last_write, *(o.last_write for o in region.overlapping)):
-                add((last, "allocation" if last is region.allocation else "read-after-write"))
+                is_allocation = last is region.allocation
+                edges.append((last, "allocation" if is_allocation else "read-after-write", array))
         write_reason = "write-after-write" if is_overwrite else "read-after-write"
         for region in writes:
+            array = region.allocation.seq
             for other in (region, *region.overlapping):
                 last = other.last_write
                 is_allocation = last is region.allocation
-                add((last, "free" if is_free else "allocation" if is_allocation else write_reason))
-                for read in other.reads:
-                    add((read, "free" if is_free else "write-after-read"))
+                reason = "free" if is_free else "allocation" if is_allocation else write_reason
+                edges.append((last, reason, array))
+                reason = "free" if is_free else "write-after-read"
+                edges.extend((read, reason, array) for read in other.reads)
         for ticket in after:
-            add((ticket, "after"))
-        traced.nbytes = sum(region.stop - region.start for region in (*reads, *writes))
+            is_host = ticket.op is not None and ticket.op.kind == "host"
+            edges.append((ticket, "host" if is_host else "after", None))
+        note.edges = [(ticket.seq, reason, array) for ticket, reason, array in edges]
+        note.reads = tuple((each.allocation.seq, each.stop - each.start) for each in reads)
+        note.writes = tuple((each.allocation.seq, each.stop - each.start) for each in writes)
+        if is_free:
+            note.freed_nbytes = op._freed_nbytes
 
-    def allocated(self, op: Op[Any], behind: Sequence[Ticket]) -> None:
+    def allocated(self, op: Op[Any], behind: Sequence[Ticket], nbytes: int) -> None:
         """Note an allocation, and the frees whose memory it was given."""
-        self.op_called(op, (), (), ())
-        traced: _Traced = op.rare().traced
-        traced.edges.extend((ticket, "allocation") for ticket in behind)
-        traced.waited = behind
+        note = self._note(op).note
+        note.edges = [(ticket.seq, "allocation", None) for ticket in behind]
+        note.waited = [ticket.seq for ticket in behind]
+        note.writes = ((note.seq, nbytes),)
+        note.allocated_nbytes = nbytes
+
+    def found_room(self, op: Op[Any]) -> None:
+        """``op`` goes on because another has ended."""
+        rare = op._rare
+        if rare is not None and rare.traced is not None and self.made_room:
+            rare.traced.note.edges.append((self.made_room, "capacity", None))
+
+    def began(self, traced: _Traced) -> None:
+        """The work of an op on the host begins."""
+        traced.note.begun_s = self._core.clock_s()
+        traced.note.state = "staging"
 
     def take_event(self) -> Any:
         """A timing event, never pooled: its time is asked for later."""
@@ -115,11 +128,12 @@ class Tracer:
 
     def before(self, op: Op[Any], stream: Any) -> None:
         """The op's waits are in ``stream``; its own calls come next."""
-        rare = op.rare()
-        if rare.traced is None:  # called for before the trace began
-            assert self._core.instrument is not None
-            rare.traced = _Traced(self._core.instrument, self._base, None)
-        traced: _Traced = rare.traced
+        rare = op._rare
+        traced: _Traced
+        if rare is None or rare.traced is None:  # called for before the trace began
+            traced = self._note(op)
+        else:
+            traced = rare.traced
         if not traced.starts:  # a staging job has brought its own
             start = self.take_event()
             stream.record(start)
@@ -127,55 +141,74 @@ class Tracer:
 
     def submitted(self, op: Op[Any], line: Timeline, waits: list[Ticket]) -> None:
         """The op has its position."""
-        traced: _Traced = op.rare().traced
+        assert op._rare is not None
+        traced: _Traced = op._rare.traced
+        ticket = op.ticket
         if not traced.ends:
-            traced.ends.append(op.ticket.event)
-        op.ticket.holds += 1
-        self._tell(op, traced, line, waits)
+            traced.ends.append(ticket.event)
+        ticket.holds += 1
+        note = traced.note
+        note.issued_s = self._core.clock_s()
+        note.state = "submitted"
+        note.stream = line.name
+        note.position = ticket.position
+        if waits:
+            note.waited = [*note.waited, *(each.seq for each in waits)]
+        last = self._last.get(line)
+        if last is not None:
+            note.edges.append((last, "stream-order", None))
+        self._last[line] = ticket.seq
 
     def staged(self, op: Op[Any], starts: Iterable[Any], ends: Iterable[Any]) -> None:
         """The device times of ``op`` are those of its staging job."""
         traced: _Traced | None = op.rare().traced
         if traced is not None:
+            traced.note.is_staged = True
             traced.starts.extend(starts)
             traced.ends.extend(ends)
 
     def finished(self, op: Op[Any], traced: _Traced) -> None:
         """``op`` is in its final state."""
-        seq = op.ticket.seq
-        backend = self._core.backend
-        if op._error is None and traced.starts and self._core.lost is None:
+        core, note = self._core, traced.note
+        note.state = op._state.value
+        note.seen_s = core.clock_s()
+        self.made_room = note.seq
+        if op._error is None and traced.starts and core.lost is None:
+            elapsed_ms, base = core.backend.elapsed_ms, traced.base
             try:
-                start_ms = min(backend.elapsed_ms(traced.base, event) for event in traced.starts)
-                end_ms = max(backend.elapsed_ms(traced.base, event) for event in traced.ends)
+                start_ms = min(elapsed_ms(base, event) for event in traced.starts)
+                end_ms = max(elapsed_ms(base, event) for event in traced.ends)
             except Exception:
                 # An event of another stream is still pending. The op stays untimed: whoever
                 # awaits it is woken whatever a trace would have liked to know.
-                traced.instrument.op_done(seq, op._state.value)
                 return
-            traced.instrument.op_timed(seq, start_ms * 1e-3, end_ms * 1e-3)
-        traced.instrument.op_done(seq, op._state.value)
+            note.span_s = start_ms * 1e-3, end_ms * 1e-3
+        if core.instrument is not None:
+            self._look_at_pinned(core.instrument, note.seen_s)
 
-    def _tell(self, op: Op[Any], traced: _Traced, line: Timeline, waits: list[Ticket]) -> None:
-        core, seq = self._core, op.ticket.seq
-        traced.instrument.op_submitted(
-            seq,
-            op.kind,
-            op.name,
-            line.name,
-            _ENGINES.get(op.kind),
-            core.backend.index,
-            traced.nbytes,
-            traced.where,
-            core.backend.clock_s(),
-        )
-        issued = {ticket.seq for ticket in (*waits, *traced.waited)}
-        told = set()
-        for ticket, reason in traced.edges:
-            if ticket.seq not in told:
-                told.add(ticket.seq)
-                traced.instrument.edge(ticket.seq, seq, reason, ticket.seq in issued)
-        last = self._last.get(line)
-        if last is not None and last.seq not in told:
-            traced.instrument.edge(last.seq, seq, "stream-order", False)
-        self._last[line] = op.ticket
+    def _note(self, op: Op[Any]) -> _Traced:
+        core = self._core
+        instrument = core.instrument
+        assert instrument is not None
+        note = Note(op.ticket.seq, op.kind, op.label, op._origin, core.backend.index, op.called_s)
+        rare = op.rare()
+        traced = rare.traced = _Traced(note, self._base)
+        if rare.scope is not None:
+            note.scope = rare.scope.name
+        note.task = _name_of(core.shell.task())
+        instrument.op_called(note)
+        self._look_at_pinned(instrument, op.called_s)
+        return traced
+
+    def _look_at_pinned(self, instrument: Instrument, now_s: float) -> None:
+        nbytes = self._core.pinned.counted_nbytes
+        if nbytes != self._pinned_nbytes:
+            self._pinned_nbytes = nbytes
+            instrument.pinned(now_s, nbytes)
+
+
+def _name_of(task: object) -> str | None:
+    """As asyncio or trio calls it; None outside any task."""
+    named = getattr(task, "get_name", None)
+    name: str | None = named() if named is not None else getattr(task, "name", None)
+    return name

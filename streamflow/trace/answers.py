@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from streamflow.runtime.units import spell_seconds
-from streamflow.trace.model import Trace
+from streamflow.trace.trace import Trace
 
 __all__ = ["Overlap", "overlap"]
 

@@ -11,7 +11,8 @@ from streamflow.trace.looks import (
     label_lines,
     printable,
 )
-from streamflow.trace.model import EdgeReason, Trace, TracedEdge, TracedOp
+from streamflow.trace.model import EdgeReason, TracedEdge, TracedOp
+from streamflow.trace.trace import Trace
 
 __all__ = ["to_dot"]
 

@@ -13,7 +13,8 @@ from streamflow.trace.looks import (
     look_of,
     printable,
 )
-from streamflow.trace.model import EdgeReason, Trace, TracedEdge
+from streamflow.trace.model import EdgeReason, TracedEdge
+from streamflow.trace.trace import Trace
 
 __all__ = ["to_mermaid"]
 

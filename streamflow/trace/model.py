@@ -1,22 +1,27 @@
-"""The trace as data: ops, edges, and the view of them that the user holds."""
+"""The trace as data: ops, the edges between them, the arrays they touch, and memory in use."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
-if TYPE_CHECKING:
-    from streamflow.trace.answers import Overlap
-
-__all__ = ["EdgeReason", "Trace", "TracedEdge", "TracedOp"]
+__all__ = [
+    "Contents",
+    "EdgeReason",
+    "TracedArray",
+    "TracedDevice",
+    "TracedEdge",
+    "TracedMemory",
+    "TracedOp",
+]
 
 
 class EdgeReason(Enum):
-    """Why one op comes after another (rule R3)."""
+    """Why one op comes after another (rule R3).
+
+    ``CAPACITY`` is no order of the program's: the end of the first op made the room, in a
+    stream's window or a scope's budget, that the second one was waiting for.
+    """
 
     READ_AFTER_WRITE = "read-after-write"
     WRITE_AFTER_READ = "write-after-read"
@@ -26,11 +31,16 @@ class EdgeReason(Enum):
     STREAM_ORDER = "stream-order"
     FREE = "free"
     HOST = "host"
+    CAPACITY = "capacity"
 
 
 @dataclass(frozen=True, slots=True)
 class TracedOp:
     """One op of a trace. Times are in seconds since the trace began.
+
+    An op passes through ``submitted_s`` (called for), ``begun_s`` (its work on the host),
+    ``issued_s`` (given to its stream), ``start_s`` and ``end_s`` (on the device) and
+    ``seen_s`` (the loop knows, and whoever awaits it wakes), in this order as far as it has them.
 
     Attributes
     ----------
@@ -41,22 +51,42 @@ class TracedOp:
     name : str
         As the user sees it.
     stream : str
-        Of its stream or lane.
+        Of its stream or lane; ``"host"`` for one that never had any.
     engine : str or None
         The part of the device it occupies, ``"h2d"``, ``"d2h"`` or ``"compute"``; None for
         an op that occupies none, such as an allocation.
     device : int
         Index of its device.
     nbytes : int
-        Bytes moved or allocated; 0 where that has no meaning.
+        Bytes moved, allocated or freed; 0 where that has no meaning.
     submitted_s : float
-        When the host submitted it.
+        When the program called for it.
     start_s, end_s : float or None
-        When the device ran it; None until that is known.
+        When the device ran it, or the host where it has no work on the device; None until that
+        is known.
     state : str
         The last state reported.
     where : str or None
         The line that submitted it, as ``"file.py:12"``.
+    begun_s : float or None
+        When work for it began on the host: staging, a host function.
+    issued_s : float or None
+        When it was given to its stream; None for one that has parked until now, and for work on
+        the host alone.
+    seen_s : float or None
+        When the loop saw it end.
+    position : int
+        Its place on its stream, in driver calls; 0 without one.
+    scope, task : str or None
+        Name of the innermost scope of its device, and of the task that called for it.
+    needs : tuple of str
+        What it waited for on the host besides other ops, in words and in that order.
+    is_staged : bool
+        Its bytes went through pinned chunks: the array on the host was pageable.
+    reads, writes : tuple of int
+        Ids of the arrays that it touches.
+    process : int
+        Which of the trace's processes it ran in.
     """
 
     id: int
@@ -71,6 +101,17 @@ class TracedOp:
     end_s: float | None
     state: str
     where: str | None
+    begun_s: float | None = None
+    issued_s: float | None = None
+    seen_s: float | None = None
+    position: int = 0
+    scope: str | None = None
+    task: str | None = None
+    needs: tuple[str, ...] = ()
+    is_staged: bool = False
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    process: int = 0
 
     @property
     def duration_s(self) -> float | None:
@@ -84,99 +125,104 @@ class TracedOp:
 class TracedEdge:
     """The op ``dst`` comes after the op ``src``.
 
-    ``issued`` is True where a device-side wait was made for it; False where earlier waits,
-    or the order of one stream, already implied it (rule R4).
+    Attributes
+    ----------
+    src, dst : int
+        Ids of ops.
+    reason : EdgeReason
+    issued : bool
+        True where a device-side wait was made for it; False where earlier waits, or the order
+        of one stream, already implied it (rule R4).
+    array : int or None
+        Id of the array that both touch; None where the reason is none of data.
     """
 
     src: int
     dst: int
     reason: EdgeReason
     issued: bool
+    array: int | None = None
 
 
-Contents: TypeAlias = tuple[tuple[TracedOp, ...], tuple[TracedEdge, ...]]
+@dataclass(frozen=True, slots=True)
+class TracedArray:
+    """Device memory that ops of the trace touch.
 
-
-class Trace:
-    """The ops of a piece of a program and the edges between them.
-
-    ``dev.trace()`` makes one; it may be read while it is still being recorded.
-
-    Parameters
+    Attributes
     ----------
-    read : callable
-        Returns the ops and the edges as they are now.
+    id : int
+        Number of the op that allocated it, which need not be in the trace.
+    nbytes : int
+        Of the part of it that is known.
+    device, process : int
+    where : str or None
+        The line that made it; None if that was before the trace.
     """
 
-    __slots__ = ("_read",)
+    id: int
+    nbytes: int
+    device: int
+    where: str | None
+    process: int = 0
 
-    def __init__(self, read: Callable[[], Contents]) -> None:
-        self._read = read
 
-    @classmethod
-    def of(cls, ops: tuple[TracedOp, ...], edges: tuple[TracedEdge, ...] = ()) -> Trace:
-        """A finished trace, made by hand.
+@dataclass(frozen=True, slots=True)
+class TracedMemory:
+    """Memory in use from ``time_s`` on, in bytes, on one device.
 
-        Parameters
-        ----------
-        ops : tuple of TracedOp
-        edges : tuple of TracedEdge
-            Both ends of each are among ``ops``.
-        """
-        return cls(lambda: (ops, edges))
+    ``nbytes`` is what arrays hold, as the device allocates and frees it. ``pinned_nbytes`` are
+    results of ``get`` and staging in pinned memory, as last looked at.
+    """
 
-    @property
-    def ops(self) -> tuple[TracedOp, ...]:
-        """In order of submission."""
-        return self._read()[0]
+    time_s: float
+    nbytes: int
+    pinned_nbytes: int
+    device: int
+    process: int = 0
 
-    @property
-    def edges(self) -> tuple[TracedEdge, ...]:
-        """In the order they were found; both ends are in :attr:`ops`."""
-        return self._read()[1]
 
-    def overlap(self) -> Overlap:
-        """How much of the copying and computing ran at the same time."""
-        # Here and below: the modules that read a trace import this one.
-        from streamflow.trace.answers import overlap
+@dataclass(frozen=True, slots=True)
+class TracedDevice:
+    """One device of a trace.
 
-        return overlap(self)
+    Attributes
+    ----------
+    index : int
+    name, backend : str
+    is_virtual : bool
+        Its times are the simulator's clock, not the host's.
+    began_s : float
+        Reading of the device's clock when the trace began.
+    began_unix_s : float
+        The time of day then, in seconds since 1970.
+    process : int
+        Of the trace's processes, from 0.
+    process_key : str
+        Tells processes apart over files.
+    """
 
-    def save(self, path: str | os.PathLike[str], *, max_ops: int = 5000) -> None:
-        """Write the task graph to a file whose ending chooses the format.
+    index: int
+    name: str
+    backend: str
+    is_virtual: bool
+    began_s: float
+    began_unix_s: float
+    process: int = 0
+    process_key: str = ""
 
-        Parameters
-        ----------
-        path : str or os.PathLike
-            Ends in ``.dot`` (Graphviz) or ``.mmd`` (Mermaid).
-        max_ops : int
-            Refuse to write more ops than this: layout tools take minutes beyond a few
-            thousand. Mermaid's viewers stop at 500 edges unless told otherwise.
 
-        Raises
-        ------
-        ValueError
-            Another ending, or too many ops. Nothing is written.
-        """
-        from streamflow.trace.dot import to_dot
-        from streamflow.trace.mermaid import to_mermaid
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """All of a trace.
 
-        writers = {".dot": to_dot, ".mmd": to_mermaid}
-        path = Path(path)
-        writer = writers.get(path.suffix.lower())
-        if writer is None:
-            raise ValueError(
-                f"cannot tell the format of {path.name!r}: its name must end in one of "
-                f"{', '.join(writers)}"
-            )
-        num_ops = len(self.ops)
-        if num_ops > max_ops:
-            raise ValueError(
-                f"the trace has {num_ops} ops, more than max_ops={max_ops}: "
-                "trace a shorter piece of the program, or pass a larger max_ops"
-            )
-        path.write_text(writer(self), encoding="utf-8", newline="\n")
+    ``loose`` are edges from ops that the trace doesn't have, such as another device's: merging
+    traces finds their other end. ``num_dropped`` ops were older than the ring holds.
+    """
 
-    def __repr__(self) -> str:
-        ops, edges = self._read()
-        return f"<Trace of {len(ops)} ops, {len(edges)} edges>"
+    ops: tuple[TracedOp, ...]
+    edges: tuple[TracedEdge, ...]
+    arrays: tuple[TracedArray, ...] = ()
+    memory: tuple[TracedMemory, ...] = ()
+    devices: tuple[TracedDevice, ...] = ()
+    loose: tuple[TracedEdge, ...] = ()
+    num_dropped: int = 0

@@ -1,124 +1,220 @@
-"""Recorder: takes notes while the runtime works, and makes a trace of them when asked."""
+"""Recorder: keeps the runtime's notes while it works, and makes a trace of them when asked."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from uuid import uuid4
 
+from streamflow.backends.origin import describe
 from streamflow.runtime.core import Core
-from streamflow.trace.model import Contents, EdgeReason, Trace, TracedEdge, TracedOp
+from streamflow.runtime.instrument import Note
+from streamflow.trace.model import (
+    Contents,
+    EdgeReason,
+    TracedArray,
+    TracedDevice,
+    TracedEdge,
+    TracedMemory,
+    TracedOp,
+)
+from streamflow.trace.trace import Trace
 
-__all__ = ["Recorder", "recording"]
+__all__ = ["MAX_OPS", "Recorder", "recording"]
+
+MAX_OPS = 200_000
+"""Ops that a trace keeps, unless told otherwise: about 150 MB."""
+
+_ENGINES = {
+    "put": "h2d",
+    "get": "d2h",
+    "launch": "compute",
+    "call": "compute",
+    "graph": "compute",
+    "fill": "compute",
+    "copy": "compute",
+}
+
+_PROCESS_KEY = f"{os.getpid()}-{uuid4().hex[:12]}"
+if hasattr(os, "register_at_fork"):
+
+    def _renew() -> None:
+        global _PROCESS_KEY
+        _PROCESS_KEY = f"{os.getpid()}-{uuid4().hex[:12]}"
+
+    os.register_at_fork(after_in_child=_renew)
 
 
 class Recorder:
     """The instrument that the runtime calls, on the loop's thread only.
 
-    It calls on the hot path, so a call appends one tuple; records are made of them when the
-    trace is read, and kept until something was added. Notes about ops submitted
-    before the recorder was set, and edges to such ops, are dropped.
+    Keeps the notes of the newest ops in a ring. Records are made of them when the trace is read.
 
     Parameters
     ----------
-    start_s : float
-        The clock's reading when the trace begins (:meth:`Backend.clock_s
-        <streamflow.backends.base.Backend.clock_s>`).
+    device : TracedDevice
+        What is traced, and from when on.
+    nbytes : int
+        What arrays held when the trace began.
+    max_ops : int
+        Ops to keep; the oldest go first.
     """
 
-    __slots__ = ("_contents", "_contents_size", "_done", "_edges", "_ops", "_timed", "start_s")
+    __slots__ = ("_base_nbytes", "_device", "_notes", "_num_called", "_pinned", "is_over")
 
-    def __init__(self, start_s: float = 0.0) -> None:
-        self.start_s = start_s
-        self._ops: list[tuple[int, str, str, str, str | None, int, int, str | None, float]] = []
-        self._edges: list[tuple[int, int, EdgeReason | str, bool]] = []
-        self._timed: list[tuple[int, float, float]] = []
-        self._done: list[tuple[int, str]] = []
-        self._contents: Contents = ((), ())
-        self._contents_size = 0
+    def __init__(self, device: TracedDevice, *, nbytes: int = 0, max_ops: int = MAX_OPS) -> None:
+        self._device = device
+        self._base_nbytes = nbytes
+        self._notes: deque[Note] = deque(maxlen=max_ops)
+        self._pinned: deque[tuple[float, int]] = deque(maxlen=max_ops)
+        self._num_called = 0
+        self.is_over = False
 
-    def op_submitted(
-        self,
-        op_id: int,
-        kind: str,
-        name: str,
-        stream_name: str,
-        engine: str | None,
-        device_index: int,
-        nbytes: int,
-        where: str | None,
-        now_s: float,
-    ) -> None:
-        """Note a new op. ``now_s`` is on the same clock as ``start_s``."""
-        self._ops.append(
-            (op_id, kind, name, stream_name, engine, device_index, nbytes, where, now_s)
-        )
+    def op_called(self, note: Note) -> None:
+        """Note a new op, which is filled in as it goes its way."""
+        self._num_called += 1
+        self._notes.append(note)
 
-    def edge(self, src_id: int, dst_id: int, reason: EdgeReason | str, issued: bool) -> None:
-        """Note that ``dst_id`` comes after ``src_id``.
-
-        ``reason`` is an :class:`EdgeReason` or its value; another string raises ``ValueError``
-        when the trace is read.
-        """
-        self._edges.append((src_id, dst_id, reason, issued))
-
-    def op_timed(self, op_id: int, start_s: float, end_s: float) -> None:
-        """Note when the device ran an op, in seconds since the trace began."""
-        self._timed.append((op_id, start_s, end_s))
-
-    def op_done(self, op_id: int, state: str) -> None:
-        """Note an op's state; the last one counts."""
-        self._done.append((op_id, state))
+    def pinned(self, time_s: float, nbytes: int) -> None:
+        """Note how much pinned memory is in use."""
+        self._pinned.append((time_s, nbytes))
 
     @property
     def trace(self) -> Trace:
         """The trace, alive: it shows whatever has been noted when it is read."""
-        return Trace(self._read)
+        kept: Contents | None = None
 
-    def _read(self) -> Contents:
-        size = len(self._ops) + len(self._edges) + len(self._timed) + len(self._done)
-        if size != self._contents_size:
-            self._contents = self._build()
-            self._contents_size = size
-        return self._contents
+        def read() -> Contents:
+            nonlocal kept
+            if kept is not None:
+                return kept
+            contents = self._build()
+            if self.is_over and all(note.seen_s is not None for note in self._notes):
+                kept = contents  # nothing will be added any more
+            return contents
+
+        return Trace(read)
 
     def _build(self) -> Contents:
-        times = {op_id: (start_s, end_s) for op_id, start_s, end_s in self._timed}
-        states = dict(self._done)
-        ops = []
-        for op_id, kind, name, stream, engine, device, nbytes, where, now_s in self._ops:
-            start_s, end_s = times.get(op_id, (None, None))
-            ops.append(
-                TracedOp(
-                    id=op_id,
-                    kind=kind,
-                    name=name,
-                    stream=stream,
-                    engine=engine,
-                    device=device,
-                    nbytes=nbytes,
-                    submitted_s=now_s - self.start_s,
-                    start_s=start_s,
-                    end_s=end_s,
-                    state=states.get(op_id, "submitted"),
-                    where=where,
-                )
-            )
-        known = {op.id for op in ops}
-        edges = tuple(
-            TracedEdge(src, dst, EdgeReason(reason), issued)
-            for src, dst, reason, issued in self._edges
-            if src in known and dst in known
+        began_s, index = self._device.began_s, self._device.index
+        notes = tuple(self._notes)
+        known = {note.seq for note in notes}
+        lines: dict[object, str] = {}
+        arrays: dict[int, int] = {}
+        ops: list[TracedOp] = []
+        edges: list[TracedEdge] = []
+        loose: list[TracedEdge] = []
+        for note in notes:
+            for array, nbytes in (*note.reads, *note.writes):
+                arrays[array] = max(arrays.get(array, 0), nbytes)
+            ops.append(_op(note, began_s, lines))
+            told: set[int] = set()
+            waited = set(note.waited)
+            for src, reason, of in note.edges:
+                if src in told:
+                    continue
+                told.add(src)
+                edge = TracedEdge(src, note.seq, EdgeReason(reason), src in waited, of)
+                (edges if src in known else loose).append(edge)
+        where = {op.id: op.where for op in ops}
+        return Contents(
+            ops=tuple(ops),
+            edges=tuple(edges),
+            arrays=tuple(
+                TracedArray(array, nbytes, index, where.get(array))
+                for array, nbytes in sorted(arrays.items())
+            ),
+            memory=tuple(self._memory(notes)),
+            devices=(self._device,),
+            loose=tuple(loose),
+            num_dropped=self._num_called - len(notes),
         )
-        return tuple(ops), edges
+
+    def _memory(self, notes: tuple[Note, ...]) -> Iterator[TracedMemory]:
+        """The memory curve, by the device's times where these are known."""
+        began_s, index = self._device.began_s, self._device.index
+        changes: list[tuple[float, int, int | None]] = []
+        for note in notes:
+            change = note.allocated_nbytes - note.freed_nbytes
+            if change and note.issued_s is not None:
+                if note.span_s is not None:
+                    at_s = note.span_s[0] if change > 0 else note.span_s[1]
+                else:
+                    at_s = note.issued_s - began_s
+                changes.append((at_s, change, None))
+        changes.extend((at_s - began_s, 0, nbytes) for at_s, nbytes in self._pinned)
+        changes.sort(key=lambda each: each[0])
+        nbytes, pinned_nbytes = self._base_nbytes, 0
+        for at_s, change, pinned in changes:
+            nbytes += change
+            if pinned is not None:
+                pinned_nbytes = pinned
+            yield TracedMemory(max(0.0, at_s), nbytes, pinned_nbytes, index)
+
+
+def _op(note: Note, began_s: float, lines: dict[object, str]) -> TracedOp:
+    where = lines.get(note.origin)
+    if where is None:
+        origin = note.origin
+        where = lines[origin] = origin if isinstance(origin, str) else describe(*origin)
+    start_s, end_s = note.span_s if note.span_s is not None else (None, None)
+    if note.issued_s is None and note.begun_s is not None and note.seen_s is not None:
+        start_s, end_s = note.begun_s - began_s, note.seen_s - began_s  # on the host alone
+    return TracedOp(
+        id=note.seq,
+        kind=note.kind,
+        name=note.label if note.label is not None else f"{note.kind}#{note.seq}",
+        stream=note.stream or "host",
+        engine=_ENGINES.get(note.kind) if note.stream else None,
+        device=note.device,
+        nbytes=note.allocated_nbytes
+        or note.freed_nbytes
+        or sum(nbytes for _, nbytes in (*note.reads, *note.writes)),
+        submitted_s=note.called_s - began_s,
+        start_s=start_s,
+        end_s=end_s,
+        state=note.state,
+        where=where,
+        begun_s=_since(note.begun_s, began_s),
+        issued_s=_since(note.issued_s, began_s),
+        seen_s=_since(note.seen_s, began_s),
+        position=note.position,
+        scope=note.scope,
+        task=note.task,
+        needs=tuple(note.needs),
+        is_staged=note.is_staged,
+        reads=tuple(dict.fromkeys(array for array, _ in note.reads)),
+        writes=tuple(dict.fromkeys(array for array, _ in note.writes)),
+    )
+
+
+def _since(time_s: float | None, began_s: float) -> float | None:
+    return None if time_s is None else time_s - began_s
 
 
 @contextmanager
-def recording(core: Core) -> Iterator[Trace]:
+def recording(core: Core, max_ops: int = MAX_OPS) -> Iterator[Trace]:
     """Install a recorder into ``core`` for the length of a ``with`` block."""
     core.check_open()
-    recorder = Recorder(core.backend.clock_s())
+    if not isinstance(max_ops, int) or max_ops < 1:
+        raise ValueError(f"max_ops must be a positive int, not {max_ops!r}")
+    backend = core.backend
+    device = TracedDevice(
+        index=backend.index,
+        name=backend.properties.name,
+        backend=backend.name,
+        is_virtual=backend.is_virtual,
+        began_s=core.clock_s(),
+        began_unix_s=time.time(),
+        process_key=_PROCESS_KEY,
+    )
+    recorder = Recorder(device, nbytes=core.memory.live_nbytes, max_ops=max_ops)
     core.tracer.start(recorder)
     try:
         yield recorder.trace
     finally:
         core.tracer.stop()
+        recorder.is_over = True

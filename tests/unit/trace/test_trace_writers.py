@@ -1,12 +1,13 @@
 import html
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamflow.trace import EdgeReason, Recorder, Trace, TracedOp
+from streamflow.trace import EdgeReason, Trace, TracedEdge, TracedOp
 from streamflow.trace.dot import to_dot
 from streamflow.trace.mermaid import to_mermaid
 
@@ -33,19 +34,37 @@ AWKWARD = [
 ]
 
 
+def op(op_id: int, kind: str, name: str, stream: str, engine: str | None, **more: Any) -> TracedOp:
+    facts = {"nbytes": 0, "start_s": None, "end_s": None, "state": "submitted", "where": None}
+    return TracedOp(
+        id=op_id,
+        kind=kind,
+        name=name,
+        stream=stream,
+        engine=engine,
+        device=0,
+        submitted_s=0.0,
+        **{**facts, **more},
+    )
+
+
 def small_trace() -> Trace:
-    recorder = Recorder()
-    recorder.op_submitted(1, "put", "x", "h2d", "h2d", 0, 2048, "a.py:3", 0.0)
-    recorder.op_submitted(2, "launch", "saxpy", "compute0", "compute", 0, 0, None, 0.0)
-    recorder.op_submitted(3, "free", "x", "free", None, 0, 0, None, 0.0)
-    recorder.op_submitted(4, "launch", "again", "compute0", "compute", 0, 0, None, 0.0)
-    recorder.op_timed(1, 0.0, 0.001)
-    recorder.op_done(1, "done")
-    recorder.op_done(4, "failed")
-    recorder.edge(1, 2, EdgeReason.READ_AFTER_WRITE, True)
-    recorder.edge(2, 3, EdgeReason.FREE, False)
-    recorder.edge(2, 4, EdgeReason.STREAM_ORDER, False)
-    return recorder.trace
+    return Trace.of(
+        (
+            op(
+                1, "put", "x", "h2d", "h2d",
+                nbytes=2048, start_s=0.0, end_s=0.001, state="done", where="a.py:3",
+            ),
+            op(2, "launch", "saxpy", "compute0", "compute"),
+            op(3, "free", "x", "free", None),
+            op(4, "launch", "again", "compute0", "compute", state="failed"),
+        ),
+        (
+            TracedEdge(1, 2, EdgeReason.READ_AFTER_WRITE, True),
+            TracedEdge(2, 3, EdgeReason.FREE, False),
+            TracedEdge(2, 4, EdgeReason.STREAM_ORDER, False),
+        ),
+    )  # fmt: skip
 
 
 def named(*names: str, device_of_second: int = 0) -> Trace:
@@ -204,9 +223,7 @@ def test_save_refuses_what_no_tool_lays_out(tmp_path: Path) -> None:
 
 
 def test_mermaid_warns_of_its_viewers_limit() -> None:
-    recorder = Recorder()
-    for op_id in range(502):
-        recorder.op_submitted(op_id, "launch", "k", "s", "compute", 0, 0, None, 0.0)
-        recorder.edge(op_id, op_id - 1, "after", False)
-    assert "%% 501 edges" in to_mermaid(recorder.trace)
+    ops = [op(number, "launch", "k", "s", "compute") for number in range(502)]
+    edges = [TracedEdge(number - 1, number, EdgeReason.AFTER, False) for number in range(1, 502)]
+    assert "%% 501 edges" in to_mermaid(Trace.of(ops, edges))
     assert "%%" not in to_mermaid(small_trace())

@@ -1,0 +1,209 @@
+"""Trace: the view of what a program did that the user holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamflow.trace.model import (
+    Contents,
+    TracedArray,
+    TracedDevice,
+    TracedEdge,
+    TracedMemory,
+    TracedOp,
+)
+
+if TYPE_CHECKING:
+    from streamflow.runtime.op import Op
+    from streamflow.trace.answers import Overlap
+
+__all__ = ["Trace"]
+
+
+class Trace:
+    """The ops of a piece of a program and the edges between them.
+
+    ``dev.trace()`` makes one; it may be read while it is still being recorded.
+
+    Parameters
+    ----------
+    read : callable
+        Returns the contents as they are now.
+    """
+
+    __slots__ = ("_read",)
+
+    def __init__(self, read: Callable[[], Contents]) -> None:
+        self._read = read
+
+    @classmethod
+    def of(
+        cls,
+        ops: Iterable[TracedOp],
+        edges: Iterable[TracedEdge] = (),
+        arrays: Iterable[TracedArray] = (),
+        memory: Iterable[TracedMemory] = (),
+        devices: Iterable[TracedDevice] = (),
+    ) -> Trace:
+        """A finished trace, made by hand.
+
+        Parameters
+        ----------
+        ops : iterable of TracedOp
+            In order of submission.
+        edges : iterable of TracedEdge
+            Both ends of each are among ``ops``.
+        arrays : iterable of TracedArray
+        memory : iterable of TracedMemory
+            In order of time.
+        devices : iterable of TracedDevice
+        """
+        contents = Contents(tuple(ops), tuple(edges), tuple(arrays), tuple(memory), tuple(devices))
+        return cls(lambda: contents)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """Read a trace that :meth:`save` wrote to a ``.json`` file.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+
+        Raises
+        ------
+        ValueError
+            The file is not a trace, or of a newer version.
+        OSError
+            It can't be read.
+        """
+        from streamflow.trace.store import from_json
+
+        path = Path(path)
+        contents = from_json(path.read_text(encoding="utf-8"), path.name)
+        return cls(lambda: contents)
+
+    @classmethod
+    def merged(cls, traces: Iterable[Trace]) -> Trace:
+        """One trace of several devices, or of several processes.
+
+        Times are put on one axis, which begins where the earliest trace does: by the device's
+        clock within a process, by the time of day between processes. Edges from one device to
+        another are in the result where both their ops are. Ops of other processes than the
+        first's get new ids.
+
+        Parameters
+        ----------
+        traces : iterable of Trace
+            At least one; each of one process.
+
+        Raises
+        ------
+        ValueError
+            There are none, or a part has no device (it was made by hand), or two of them hold
+            the same op.
+        """
+        from streamflow.trace.merge import merge
+
+        contents = merge([trace._read() for trace in traces])
+        return cls(lambda: contents)
+
+    # -- what is in it -----------------------------------------------------------------------
+
+    @property
+    def ops(self) -> tuple[TracedOp, ...]:
+        """In the order in which they were called for."""
+        return self._read().ops
+
+    @property
+    def edges(self) -> tuple[TracedEdge, ...]:
+        """By the op that waits; both ends are in :attr:`ops`."""
+        return self._read().edges
+
+    @property
+    def arrays(self) -> tuple[TracedArray, ...]:
+        """What the ops touch, by id."""
+        return self._read().arrays
+
+    @property
+    def memory(self) -> tuple[TracedMemory, ...]:
+        """Memory in use, in order of time; each holds until the next of its device."""
+        return self._read().memory
+
+    @property
+    def devices(self) -> tuple[TracedDevice, ...]:
+        """Whose ops these are; empty for a trace made by hand."""
+        return self._read().devices
+
+    @property
+    def num_dropped(self) -> int:
+        """Ops that were there and are not any more: the trace keeps so many."""
+        return self._read().num_dropped
+
+    def op(self, which: Op[Any] | TracedOp | int | str) -> TracedOp:
+        """The traced op of an op, of an id, or of a name.
+
+        Parameters
+        ----------
+        which : Op, TracedOp, int or str
+
+        Raises
+        ------
+        LookupError
+            The trace has no such op, or several of that name.
+        """
+        ops = self.ops
+        if isinstance(which, str):
+            found = [op for op in ops if op.name == which]
+            if len(found) > 1:
+                ids = ", ".join(str(op.id) for op in found[:5])
+                more = ", .." if len(found) > 5 else ""
+                raise LookupError(
+                    f"{len(found)} ops are named {which!r}: say which by id ({ids}{more})"
+                )
+        else:
+            if isinstance(which, TracedOp):
+                wanted = which.id
+            else:
+                wanted = which if isinstance(which, int) else which.ticket.seq
+            found = [op for op in ops if op.id == wanted]
+        if not found:
+            raise LookupError(f"no op {which!r} among the {len(ops)} of this trace")
+        return found[0]
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def overlap(self) -> Overlap:
+        """How much of the copying and computing ran at the same time."""
+        # Here and below: few programs ask all of it, and `dev.trace()` should load quickly.
+        from streamflow.trace.answers import overlap
+
+        return overlap(self)
+
+    # -- files -------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], *, max_ops: int = 5000) -> None:
+        """Write the trace to a file whose ending chooses the format.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Ends in ``.json`` (ours, for :meth:`load`), ``.dot`` (Graphviz) or ``.mmd`` (Mermaid).
+        max_ops : int
+            Refuse to write more ops than this to a picture: layout tools take minutes beyond
+            a few thousand. Mermaid's viewers stop at 500 edges unless told otherwise.
+
+        Raises
+        ------
+        ValueError
+            Another ending, or too many ops. Nothing is written.
+        """
+        from streamflow.trace.writers import write
+
+        write(self, Path(path), max_ops)
+
+    def __repr__(self) -> str:
+        contents = self._read()
+        return f"<Trace of {len(contents.ops)} ops, {len(contents.edges)} edges>"
