@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from streamflow.runtime.instrument import Instrument, Note
@@ -46,8 +46,8 @@ class Tracer:
         self._pinned_nbytes = -1
         self.made_room = 0
 
-    def start(self, instrument: Instrument) -> None:
-        """Begin: device times count from now."""
+    def start(self, begin: Callable[[float], Instrument]) -> None:
+        """Begin: device times count from now, which ``begin`` is told on the host's clock."""
         core = self._core
         if core.instrument is not None:
             raise RuntimeError("a trace of this device is being taken already")
@@ -57,7 +57,7 @@ class Tracer:
         self._line.stream.record(self._base)
         self._last = {}
         self._pinned_nbytes = -1
-        core.instrument = instrument
+        core.instrument = begin(core.clock_s())
         core.choose_ways()
 
     def stop(self) -> None:

@@ -202,17 +202,24 @@ def recording(core: Core, max_ops: int = MAX_OPS) -> Iterator[Trace]:
     if not isinstance(max_ops, int) or max_ops < 1:
         raise ValueError(f"max_ops must be a positive int, not {max_ops!r}")
     backend = core.backend
-    device = TracedDevice(
-        index=backend.index,
-        name=backend.properties.name,
-        backend=backend.name,
-        is_virtual=backend.is_virtual,
-        began_s=core.clock_s(),
-        began_unix_s=time.time(),
-        process_key=_PROCESS_KEY,
-    )
-    recorder = Recorder(device, nbytes=core.memory.live_nbytes, max_ops=max_ops)
-    core.tracer.start(recorder)
+    recorder: Recorder | None = None
+
+    def begin(began_s: float) -> Recorder:
+        nonlocal recorder
+        device = TracedDevice(
+            index=backend.index,
+            name=backend.properties.name,
+            backend=backend.name,
+            is_virtual=backend.is_virtual,
+            began_s=began_s,
+            began_unix_s=time.time(),
+            process_key=_PROCESS_KEY,
+        )
+        recorder = Recorder(device, nbytes=core.memory.live_nbytes, max_ops=max_ops)
+        return recorder
+
+    core.tracer.start(begin)
+    assert recorder is not None
     try:
         yield recorder.trace
     finally:
