@@ -146,14 +146,15 @@ class Core:
 
     def choose_ways(self) -> None:
         """Whether the hot paths may take their short cuts: those tell nobody of what they do."""
-        self.is_fast = not (
+        is_plain = not (
             self.is_serial
-            or self.instrument is not None
             or self.recording is not None
             or self.abroad
             or self.is_naming
             or self.is_memory_short
         )
+        self.is_fast = is_plain and self.instrument is None
+        self.is_only_traced = is_plain and self.instrument is not None
 
     def be_short(self, by: int) -> None:
         """One more kind of memory is waited for, or one less."""

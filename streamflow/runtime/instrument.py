@@ -12,7 +12,8 @@ __all__ = ["Instrument", "Note"]
 class Note:
     """What is known of one traced op; filled in as it goes its way.
 
-    Holds nothing of the program's but code: neither the op, nor arrays, nor a result (C23).
+    Holds nothing of the program's but code: neither the op, nor arrays, nor a result (C23); and
+    ``base``, ``starts`` and ``ends``, the events that time it, until it has ended.
 
     Attributes
     ----------
@@ -26,64 +27,44 @@ class Note:
         What it gives back and takes.
     """
 
-    __slots__ = (
-        "allocated_nbytes",
-        "begun_s",
-        "called_s",
-        "device",
-        "edges",
-        "freed_nbytes",
-        "is_staged",
-        "issued_s",
-        "kind",
-        "label",
-        "needs",
-        "origin",
-        "position",
-        "reads",
-        "scope",
-        "seen_s",
-        "seq",
-        "span_s",
-        "state",
-        "stream",
-        "task",
-        "waited",
-        "writes",
-    )
+    # Defaults of the class and no slots: most ops never set most of these, and setting them
+    # all would double what a note costs (P11).
+    begun_s: float | None = None
+    issued_s: float | None = None
+    seen_s: float | None = None
+    span_s: tuple[float, float] | None = None  # on the device, since the trace began
+    state = "parked"
+    stream: str | None = None
+    position = 0
+    scope: str | None = None
+    task: str | None = None
+    needs: Sequence[str] = ()
+    is_staged = False
+    waited: Sequence[int] = ()
+    reads: Sequence[tuple[int, int]] = ()
+    writes: Sequence[tuple[int, int]] = ()
+    allocated_nbytes = 0
+    freed_nbytes = 0
+    base: Any = None
+    starts: Sequence[Any] = ()
+    ends: Sequence[Any] = ()
 
     def __init__(
         self,
         seq: int,
         kind: str,
         label: str | None,
-        origin: tuple[CodeType, int],
+        origin: tuple[CodeType, int] | str,
         device: int,
         called_s: float,
     ) -> None:
         self.seq = seq
         self.kind = kind
         self.label = label
-        self.origin: tuple[CodeType, int] | str = origin
+        self.origin = origin
         self.device = device
         self.called_s = called_s
-        self.begun_s: float | None = None
-        self.issued_s: float | None = None
-        self.seen_s: float | None = None
-        self.span_s: tuple[float, float] | None = None  # on the device, since the trace began
-        self.state = "parked"
-        self.stream: str | None = None
-        self.position = 0
-        self.scope: str | None = None
-        self.task: str | None = None
-        self.needs: Sequence[str] = ()
-        self.is_staged = False
         self.edges: list[tuple[int, str, int | None]] = []
-        self.waited: Sequence[int] = ()
-        self.reads: Sequence[tuple[int, int]] = ()
-        self.writes: Sequence[tuple[int, int]] = ()
-        self.allocated_nbytes = 0
-        self.freed_nbytes = 0
 
 
 class Instrument(Protocol):

@@ -20,7 +20,7 @@ from streamflow.runtime.op import SCOPE, Op, OpState, next_seq
 from streamflow.runtime.parked import NOTHING, After, Parked
 from streamflow.runtime.stream import ENTERED, Stream, current_line, explicit_line
 from streamflow.scheduler.hazards import Region
-from streamflow.scheduler.placement import least_loaded
+from streamflow.scheduler.placement import choose_lane, least_loaded
 from streamflow.scheduler.timeline import Ticket, Timeline, needed_waits
 
 __all__ = ["KernelRun", "Launcher"]
@@ -151,7 +151,7 @@ class Launcher:
         writes: list[Region] = []
         deps: list[Ticket] = []
         largest = 0
-        is_plain = plan.is_plain and core.is_fast and after is _NOTHING
+        is_plain = plan.is_plain and after is _NOTHING
         is_overwrite = True
         for place, low, high, convert in plan.scalars:
             value = args[place]
@@ -205,7 +205,22 @@ class Launcher:
             line = current_line(core) if ENTERED.get() else None
         if SCOPE.get() is not None and core.has_budgets():
             is_plain = False
-        if not is_plain:
+        if not is_plain or not core.is_fast:
+            if is_plain and core.is_only_traced and config is not _EMPTY:
+                traced = self._launch_traced(
+                    _getframe(1),
+                    name,
+                    plan,
+                    config,
+                    values,
+                    reads,
+                    writes,
+                    deps,
+                    line,
+                    is_overwrite,
+                )
+                if traced is not None:
+                    return traced
             if core.recording is not None and (recorder := core.recording.here()) is not None:
                 recorder.hold(args)
             return self._submit(
@@ -271,6 +286,37 @@ class Launcher:
                         region.reads = ()
                     return op
         self._park(op, plan, config, values, reads, writes, line, NOTHING, is_overwrite)
+        return op
+
+    def _launch_traced(
+        self,
+        frame: FrameType,
+        name: str | None,
+        plan: _Plan,
+        config: Any,
+        values: list[Any],
+        reads: list[Region],
+        writes: list[Region],
+        deps: list[Ticket],
+        line: Timeline | None,
+        is_overwrite: bool,
+    ) -> Op[None] | None:
+        """The short way while a trace is taken (P11); None where the op may have to park."""
+        core = self._core
+        for dep in deps:
+            if dep.position == 0:
+                return None
+        if line is None:
+            line = choose_lane(self._lanes, deps)
+        if line.parked_tail is not None or not core.parking.has_room(line):
+            return None
+        op: Op[None] = Op(core, "launch", plan.name if name is None else name, frame)
+        core.tracer.op_called(op, reads, writes, (), is_overwrite)
+        core.parking.go(op, KernelRun(core, plan, config, values), line, deps)
+        for region in reads:
+            region.record_read(op.ticket)
+        for region in writes:
+            region.record_write(op.ticket)
         return op
 
     # -- the general way ------------------------------------------------------------------

@@ -101,7 +101,7 @@ class Parked:
         self._need = what
         rare = self.op._rare
         if what and rare is not None and rare.traced is not None:
-            note = rare.traced.note
+            note = rare.traced
             note.needs = (*note.needs, what)
 
 

@@ -16,16 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Tracer"]
 
 
-class _Traced:
-    """The note of one op, and the events that time it; ``base`` is the trace's own."""
-
-    __slots__ = ("base", "ends", "note", "starts")
-
-    def __init__(self, note: Note, base: Any) -> None:
-        self.note = note
-        self.base = base
-        self.starts: list[Any] = []
-        self.ends: list[Any] = []
+_USES_PINNED = frozenset(("put", "get", "copy", "mapped"))
 
 
 class Tracer:
@@ -44,6 +35,7 @@ class Tracer:
         self._line: Timeline | None = None
         self._last: dict[Timeline, int] = {}
         self._pinned_nbytes = -1
+        self._events: list[Any] = []  # timing events whose times were read
         self.made_room = 0
 
     def start(self, begin: Callable[[float], Instrument]) -> None:
@@ -76,36 +68,43 @@ class Tracer:
         is_overwrite: bool = True,
     ) -> None:
         """Note an op and why it comes after others. Before its hazards are recorded."""
-        note = self._note(op).note
-        edges: list[tuple[Ticket, str, int | None]] = []
+        note = self._note(op)
+        add = note.edges.append
         is_free = op.kind == "free"
         for region in reads:
-            array = region.allocation.seq
-            for last in (region.last_write, *(o.last_write for o in region.overlapping)):
-                is_allocation = last is region.allocation
-                edges.append((last, "allocation" if is_allocation else "read-after-write", array))
-        write_reason = "write-after-write" if is_overwrite else "read-after-write"
-        for region in writes:
-            array = region.allocation.seq
-            for other in (region, *region.overlapping):
+            root = region.allocation
+            array = root.seq
+            last = region.last_write
+            add((last.seq, "allocation" if last is root else "read-after-write", array))
+            for other in region.overlapping:
                 last = other.last_write
-                is_allocation = last is region.allocation
-                reason = "free" if is_free else "allocation" if is_allocation else write_reason
-                edges.append((last, reason, array))
-                reason = "free" if is_free else "write-after-read"
-                edges.extend((read, reason, array) for read in other.reads)
+                add((last.seq, "allocation" if last is root else "read-after-write", array))
+        if writes:
+            reason = "free" if is_free else "write-after-write"
+            if not is_overwrite:
+                reason = "read-after-write"
+            after_read = "free" if is_free else "write-after-read"
+            for region in writes:
+                root = region.allocation
+                array = root.seq
+                for other in (region, *region.overlapping) if region.overlapping else (region,):
+                    last = other.last_write
+                    is_new = last is root and not is_free
+                    add((last.seq, "allocation" if is_new else reason, array))
+                    for read in other.reads:
+                        add((read.seq, after_read, array))
+            note.writes = [(each.allocation.seq, each.stop - each.start) for each in writes]
+        if reads:
+            note.reads = [(each.allocation.seq, each.stop - each.start) for each in reads]
         for ticket in after:
             is_host = ticket.op is not None and ticket.op.kind == "host"
-            edges.append((ticket, "host" if is_host else "after", None))
-        note.edges = [(ticket.seq, reason, array) for ticket, reason, array in edges]
-        note.reads = tuple((each.allocation.seq, each.stop - each.start) for each in reads)
-        note.writes = tuple((each.allocation.seq, each.stop - each.start) for each in writes)
+            add((ticket.seq, "host" if is_host else "after", None))
         if is_free:
             note.freed_nbytes = op._freed_nbytes
 
     def allocated(self, op: Op[Any], behind: Sequence[Ticket], nbytes: int) -> None:
         """Note an allocation, and the frees whose memory it was given."""
-        note = self._note(op).note
+        note = self._note(op)
         note.edges = [(ticket.seq, "allocation", None) for ticket in behind]
         note.waited = [ticket.seq for ticket in behind]
         note.writes = ((note.seq, nbytes),)
@@ -115,39 +114,38 @@ class Tracer:
         """``op`` goes on because another has ended."""
         rare = op._rare
         if rare is not None and rare.traced is not None and self.made_room:
-            rare.traced.note.edges.append((self.made_room, "capacity", None))
+            rare.traced.edges.append((self.made_room, "capacity", None))
 
-    def began(self, traced: _Traced) -> None:
+    def began(self, note: Note) -> None:
         """The work of an op on the host begins."""
-        traced.note.begun_s = self._core.clock_s()
-        traced.note.state = "staging"
+        note.begun_s = self._core.clock_s()
+        note.state = "staging"
 
     def take_event(self) -> Any:
-        """A timing event, never pooled: its time is asked for later."""
-        return self._core.backend.create_event(timing=True)
+        """A timing event, for this op alone until its time has been asked for."""
+        events = self._events
+        return events.pop() if events else self._core.backend.create_event(timing=True)
 
     def before(self, op: Op[Any], stream: Any) -> None:
         """The op's waits are in ``stream``; its own calls come next."""
         rare = op._rare
-        traced: _Traced
-        if rare is None or rare.traced is None:  # called for before the trace began
-            traced = self._note(op)
-        else:
-            traced = rare.traced
-        if not traced.starts:  # a staging job has brought its own
+        # None where it was called for before the trace began.
+        note: Note | None = rare.traced if rare is not None else None
+        if note is None:
+            note = self._note(op)
+        if not note.starts:  # a staging job has brought its own
             start = self.take_event()
             stream.record(start)
-            traced.starts.append(start)
+            note.starts = (start,)
 
     def submitted(self, op: Op[Any], line: Timeline, waits: list[Ticket]) -> None:
         """The op has its position."""
         assert op._rare is not None
-        traced: _Traced = op._rare.traced
+        note: Note = op._rare.traced
         ticket = op.ticket
-        if not traced.ends:
-            traced.ends.append(ticket.event)
+        if not note.ends:
+            note.ends = (ticket.event,)
         ticket.holds += 1
-        note = traced.note
         note.issued_s = self._core.clock_s()
         note.state = "submitted"
         note.stream = line.name
@@ -161,44 +159,54 @@ class Tracer:
 
     def staged(self, op: Op[Any], starts: Iterable[Any], ends: Iterable[Any]) -> None:
         """The device times of ``op`` are those of its staging job."""
-        traced: _Traced | None = op.rare().traced
-        if traced is not None:
-            traced.note.is_staged = True
-            traced.starts.extend(starts)
-            traced.ends.extend(ends)
+        note: Note | None = op.rare().traced
+        if note is not None:
+            note.is_staged = True
+            note.starts, note.ends = tuple(starts), tuple(ends)
 
-    def finished(self, op: Op[Any], traced: _Traced) -> None:
+    def finished(self, op: Op[Any], note: Note) -> None:
         """``op`` is in its final state."""
-        core, note = self._core, traced.note
+        core = self._core
         note.state = op._state.value
         note.seen_s = core.clock_s()
         self.made_room = note.seq
-        if op._error is None and traced.starts and core.lost is None:
-            elapsed_ms, base = core.backend.elapsed_ms, traced.base
+        base, starts, ends = note.base, note.starts, note.ends
+        note.base, note.starts, note.ends = None, (), ()
+        if op._error is None and starts and core.lost is None:
+            elapsed_ms = core.backend.elapsed_ms
             try:
-                start_ms = min(elapsed_ms(base, event) for event in traced.starts)
-                end_ms = max(elapsed_ms(base, event) for event in traced.ends)
+                if note.is_staged:
+                    start_ms = min(elapsed_ms(base, event) for event in starts)
+                    end_ms = max(elapsed_ms(base, event) for event in ends)
+                else:
+                    (start,), (end,) = starts, ends
+                    start_ms, end_ms = elapsed_ms(base, start), elapsed_ms(base, end)
+                    self._events.append(start)
+                    if op.ticket.holds == 1:
+                        self._events.append(end)
             except Exception:
                 # An event of another stream is still pending. The op stays untimed: whoever
                 # awaits it is woken whatever a trace would have liked to know.
                 return
             note.span_s = start_ms * 1e-3, end_ms * 1e-3
-        if core.instrument is not None:
+        if core.instrument is not None and note.kind in _USES_PINNED:
             self._look_at_pinned(core.instrument, note.seen_s)
 
-    def _note(self, op: Op[Any]) -> _Traced:
+    def _note(self, op: Op[Any]) -> Note:
         core = self._core
         instrument = core.instrument
         assert instrument is not None
         note = Note(op.ticket.seq, op.kind, op.label, op._origin, core.backend.index, op.called_s)
         rare = op.rare()
-        traced = rare.traced = _Traced(note, self._base)
+        rare.traced = note
+        note.base = self._base
         if rare.scope is not None:
             note.scope = rare.scope.name
         note.task = _name_of(core.shell.task())
         instrument.op_called(note)
-        self._look_at_pinned(instrument, op.called_s)
-        return traced
+        if note.kind in _USES_PINNED:
+            self._look_at_pinned(instrument, op.called_s)
+        return note
 
     def _look_at_pinned(self, instrument: Instrument, now_s: float) -> None:
         nbytes = self._core.pinned.counted_nbytes

@@ -32,6 +32,7 @@ BENCHMARKS = {
     "suballocators": "p07_suballocators",
     "fragmentation": "fragmentation",
     "P10": "p10_awaits",
+    "P11": "p11_trace",
     "P12": "p12_simulator",
     "P13": "p13_import",
     "R1": "r01_heartbeat",
