@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 
-__all__ = ["ON_BEHALF", "caller", "describe", "here", "user_instruction"]
+__all__ = ["ON_BEHALF", "caller", "describe", "here", "origin_of", "user_instruction"]
 
 ON_BEHALF: ContextVar[tuple[CodeType, int] | None] = ContextVar("streamflow_caller", default=None)
 """Where a call was made that is only carried out now, from the event loop."""
@@ -32,6 +32,11 @@ def caller(depth: int) -> FrameType:
         if not is_own or frame.f_back is None:
             return frame
         frame = frame.f_back
+
+
+def origin_of(frame: FrameType) -> tuple[CodeType, int]:
+    """Where ``frame`` is, for :func:`describe`."""
+    return frame.f_code, frame.f_lasti
 
 
 def describe(code: CodeType, lasti: int) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamflow.backends.origin import caller
+from streamflow.backends.origin import caller, origin_of
 from streamflow.capture.graph import Capture, CapturedGraph
 from streamflow.capture.signature import ALIGNMENT, Arguments
 from streamflow.errors import CaptureRefused, Closed
@@ -172,7 +172,7 @@ class Replay:
 
     def _empty(self, nbytes: int) -> DeviceArray:
         array = self._dev.empty(nbytes, np.uint8)
-        array.allocation._move_to(caller(1))
+        array.allocation._origin = origin_of(caller(1))
         return array
 
     def _moves(self, given: Arguments, wanted: Sequence[bool]) -> tuple[list[Move], list[Region]]:

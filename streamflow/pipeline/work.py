@@ -119,7 +119,7 @@ class Work(Scope):
     def _adopt(self, op: Op[Any]) -> None:
         super()._adopt(op)
         if not self.is_programs:
-            op._code, op._lasti = self._origin
+            op._origin = self._origin
         if self.is_stopped:  # a mark behind what has failed and still runs
             self._core.want(op)
         if self._gathered is not None and self.at is not None:

@@ -388,7 +388,7 @@ class Memory:
             if checker is not None:
                 checker.attribute(("free of a dropped array", made._code, made._lasti))
             op = self.free(address, home, root, frame=_getframe())
-            op._code, op._lasti = made._code, made._lasti  # nobody called for it
+            op._origin = made._origin  # nobody called for it
             if checker is not None:
                 checker.attribute(None)
 

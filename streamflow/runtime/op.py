@@ -142,6 +142,13 @@ class Op(Generic[T]):
         """:attr:`where`, not yet looked up: that takes longer than a submission."""
         return self._code, self._lasti
 
+    @_origin.setter
+    def _origin(self, origin: tuple[CodeType, int]) -> None:
+        """Say that it was called for there."""
+        self._code, self._lasti = origin
+        if self._rare is not None and self._rare.traced is not None:
+            self._rare.traced.origin = origin
+
     @property
     def _told(self) -> Doing:
         """Name and origin, for who is to tell of the op and may not keep it."""
@@ -299,10 +306,6 @@ class Op(Generic[T]):
         if rare is not None and rare.scope is not None:
             scope, rare.scope = rare.scope, None
             scope._forget(self)
-
-    def _move_to(self, frame: FrameType) -> None:
-        """Say that it was called for there."""
-        self._code, self._lasti = frame.f_code, frame.f_lasti
 
     def story(self) -> str:
         """What is known of the op, for errors and reports."""

@@ -225,7 +225,7 @@ class _Relay:
 
     def _op(self, core: Core, way: str) -> Op[Any]:
         op: Op[Any] = Op(core, "copy", f"{self._seen.name} {way}")
-        op._code, op._lasti = self._seen._origin
+        op._origin = self._seen._origin
         self._watch(op)
         return op
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from anyio.lowlevel import checkpoint
 
-from streamflow.backends.origin import caller
+from streamflow.backends.origin import caller, origin_of
 from streamflow.memory.registry import EVER_CHOSEN
 from streamflow.memory.resource import DeviceMemoryResource
 from streamflow.runtime.array import DeviceArray, checked_dtype, checked_shape
@@ -136,17 +136,15 @@ class Submit(ABC):
             raise ValueError(f"timeout= takes seconds from 0 on, found {timeout!r}")
         core.check_budgets(size * checked.itemsize, "alloc")
         resource = core.memory.choose(memory)
-        frame = caller(1)
-        code, lasti = frame.f_code, frame.f_lasti
-        del frame  # it holds its program's arrays for as long as it waits here (C23)
+        origin = origin_of(caller(1))  # no frame: it would hold its program's arrays (C23)
 
         def make() -> DeviceArray:
             array = self.empty(shape, dtype, memory=memory, stream=stream)
-            array.allocation._code, array.allocation._lasti = code, lasti
+            array.allocation._origin = origin
             return array
 
         array = await core.memory.queue.take(
-            make, size * checked.itemsize, resource, timeout, (code, lasti)
+            make, size * checked.itemsize, resource, timeout, origin
         )
         await checkpoint()
         return array
@@ -182,7 +180,7 @@ class Submit(ABC):
         """
         fill_pattern(value, checked_dtype(dtype))  # refuse before anything is allocated
         array = self.empty(shape, dtype, memory=memory, stream=stream)
-        array.allocation._move_to(caller(1))
+        array.allocation._origin = origin_of(caller(1))
         self._transfers.fill(array, value, stream, array.allocation.ticket.timeline)
         return array
 

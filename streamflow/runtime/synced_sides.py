@@ -264,7 +264,7 @@ class DeviceSide:
         """
         if self.array is None:
             array = context.run(self._dev.empty, self._shape, self._dtype)
-            array.allocation._code, array.allocation._lasti = self._origin
+            array.allocation._origin = self._origin
             self.array = array
             self.note()
         self.array.check_usable()
