@@ -6,7 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from uuid import uuid4
 
 from streamflow.backends.origin import describe
@@ -195,12 +195,17 @@ def _since(time_s: float | None, began_s: float) -> float | None:
     return None if time_s is None else time_s - began_s
 
 
-@contextmanager
-def recording(core: Core, max_ops: int = MAX_OPS) -> Iterator[Trace]:
+def recording(core: Core, max_ops: int = MAX_OPS) -> AbstractContextManager[Trace]:
     """Install a recorder into ``core`` for the length of a ``with`` block."""
     core.check_open()
     if not isinstance(max_ops, int) or max_ops < 1:
-        raise ValueError(f"max_ops must be a positive int, not {max_ops!r}")
+        raise ValueError(f"max_ops takes a number from 1 on, found {max_ops!r}")
+    return _recording(core, max_ops)
+
+
+@contextmanager
+def _recording(core: Core, max_ops: int) -> Iterator[Trace]:
+    core.check_open()
     backend = core.backend
     recorder: Recorder | None = None
 
