@@ -542,10 +542,18 @@ EDITS = (
     ),
     Edit(
         "R7",
-        "a launch of a graph keeps its place in the queue for good",
+        "a launch of a graph keeps its places in the queue for good",
         "streamflow/backends/sim/graphs.py",
-        "        self.stream.num_work -= 1\n",
+        "        self.stream.num_work -= self.num_places\n",
         "",
+        "tests/unit/sim/test_sim_graphs.py tests/contract/test_sim_backend.py",
+    ),
+    Edit(
+        "R7",
+        "a launch of a graph takes one place of the queue, whatever is in it",
+        "streamflow/backends/graph_places.py",
+        "            num += places\n",
+        "            num = max(num, places)\n",
         "tests/unit/sim/test_sim_graphs.py tests/contract/test_sim_backend.py",
     ),
     Edit(

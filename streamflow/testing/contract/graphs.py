@@ -304,16 +304,3 @@ class GraphContract(WithGraph):
         assert values(rig, y) == {float(3**12)}
         second.close()
         other.close()
-
-    def test_a_launch_takes_one_place_of_the_queue(self, rig: Rig, graph: Graph) -> None:
-        backend, y = rig.backend, floats(rig, 0)
-        node = graph.fill(y, 1)
-        for _ in range(49):
-            node = graph.fill(y, 1, node)
-        executable = graph.instantiate()
-        with self.stall(rig, rig.stream):
-            held = rig.mark(rig.stream)
-            for _ in range(100):  # 5000 nodes
-                backend.launch_graph(executable, rig.stream)
-            assert not held.is_done  # no launch has blocked until what holds the stream gave up
-        assert values(rig, y) == {1.0}
