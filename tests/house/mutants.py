@@ -557,6 +557,14 @@ EDITS = (
         "tests/unit/sim/test_sim_graphs.py tests/contract/test_sim_backend.py",
     ),
     Edit(
+        "R7",
+        "a graph that does not fit above a window is launched behind others' work",
+        "streamflow/capture/alone.py",
+        "        before = [line.inflight[-1]] if line.inflight else []\n",
+        "        before: list[Ticket] = []\n",
+        "tests/integration/test_capture_queue.py",
+    ),
+    Edit(
         "R6",
         "a graph that is refused keeps the pinned memory of its copies",
         "streamflow/backends/sim/graphs.py",
