@@ -98,6 +98,12 @@ class GraphQueueContract(WithGraph):
         assert values(rig, y) == {5.0}
         child.close()
 
+    def test_r7_kernels_of_one_node_are_in_a_row(self, rig: Rig, graph: Graph) -> None:
+        y, one = floats(rig, 0), floats(rig, 1)
+        graph.axpy(y, 1.0, one, graph.axpy(y, 1.0, one, num=3), num=3)
+        assert self._hold_and_launch(rig, graph, 10) == {1}
+        assert values(rig, y) == {60.0}
+
     def test_r7_a_graph_may_take_more_places_than_a_queue_has(self, rig: Rig, graph: Graph) -> None:
         """On a stream that nothing holds: the caller waits until the device has come far enough."""
         y, num = floats(rig, 0), rig.backend.num_queued_max + 10

@@ -35,8 +35,8 @@ class Graph:
         """A node that does what ``run`` submits."""
         return self.backend.add_graph_node(self.handle, run, deps)
 
-    def axpy(self, y: int, a: float, x: int, *deps: Any) -> Any:
-        """A node that adds ``a * x`` to ``y``."""
+    def axpy(self, y: int, a: float, x: int, *deps: Any, num: int = 1) -> Any:
+        """A node that adds ``a * x`` to ``y``, so often, by a kernel each time."""
         backend = self.backend
         config = backend.launch_config((8, 1, 1), (128, 1, 1), 0)
         args = (
@@ -45,7 +45,12 @@ class Graph:
             backend.array_argument(x, (N,), F32),
             N,
         )
-        return self.add(lambda stream: backend.launch(stream, config, self.kernel, *args), *deps)
+
+        def run(stream: Any) -> None:
+            for _ in range(num):
+                backend.launch(stream, config, self.kernel, *args)
+
+        return self.add(run, *deps)
 
     def fill(self, address: int, value: float, *deps: Any) -> Any:
         """A node that makes all of ``address`` one value."""
