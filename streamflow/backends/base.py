@@ -462,7 +462,10 @@ class Backend(Protocol):
         """
 
     def instantiate_graph_blocking(self, graph: Any, /) -> Any:
-        """What can be launched. It stays as it is if the graph grows or is closed."""
+        """What can be launched. It stays as it is if the graph grows or is closed.
+
+        Its ``num_places`` is what :meth:`launch_graph` returns for it, also after updates.
+        """
 
     def update_graph_blocking(self, executable: Any, graph: Any, /) -> None:
         """Have later launches do what ``graph`` says; launches already submitted are as before.
@@ -475,10 +478,12 @@ class Backend(Protocol):
             executable is unchanged.
         """
 
-    def launch_graph(self, executable: Any, stream: Any, /) -> None:
+    def launch_graph(self, executable: Any, stream: Any, /) -> int:
         """Do all that the nodes stand for.
 
-        Takes one place in the stream's queue (rule R7), however many nodes there are.
+        Returns how many places in the stream's queue that takes at most (rule R7): one for each
+        straight run of kernels, however long, and for each fill and copy; at least one. Where that
+        is more than the queue has, the caller is held up until the device has come far enough.
 
         Ordering
         --------

@@ -8,6 +8,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from streamflow.capture.alone import GoesAlone, num_places_free
+from streamflow.capture.executables import Executables
 from streamflow.capture.recorder import Handle, HostStep, Node, Recorded, TaskRecorder, told
 from streamflow.errors import Closed, DeviceError
 from streamflow.runtime.array import DeviceArray
@@ -27,16 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Capture", "CapturedGraph"]
 
 
-class _Executables:
-    """What the backend made of the parts of one graph."""
-
-    __slots__ = ("num_launches", "parts")
-
-    def __init__(self) -> None:
-        self.parts: list[Handle] = []
-        self.num_launches: list[int] = []  # of the present recording, by part
-
-
 class CapturedGraph:
     """Ops that were recorded by :meth:`Device.capture`, to be launched as often as you like.
 
@@ -48,7 +40,7 @@ class CapturedGraph:
         self._core = dev._core
         self._name = name
         self._recorded: Recorded | None = None
-        self._executables = _Executables()
+        self._executables = Executables()
         self._built: Op[None] | None = None
         # Tickets, since ops hold their results.
         self._parked: list[Ticket] = []  # of launches, what may not have been submitted
@@ -116,6 +108,13 @@ class CapturedGraph:
         After the last write of every array it reads, and every use of those it writes; later
         uses come after it. Launches of one graph run one after another.
 
+        A launch takes a place of its stream's queue for each fill, each copy and each straight run
+        of kernels (rule R7). One that takes more than are free above the window (511 unless set
+        otherwise) waits on the host until all it comes after, and all on its stream, has ended; the
+        lane ``graphs`` is its stream where none is named. So nothing holds it when it goes. With
+        more places than the queue has (1022 on an H200), the call that submits it still takes as
+        long as the device needs for those that don't fit.
+
         Raises
         ------
         Closed
@@ -134,7 +133,9 @@ class CapturedGraph:
         items = _as_list(after)
         first = core.after(items)
         assert self._built is not None
-        if not self._built.done() or self._built._error is not None:
+        executables = self._executables
+        is_built = self._built.done() and self._built._error is None
+        if not is_built:
             first = After([*first.tickets, self._built.ticket], first.futures)
         label = self._name if name is None else name
         nbytes = recorded.nbytes if core.has_budgets() else 0
@@ -166,10 +167,13 @@ class CapturedGraph:
             tickets.append(op.ticket)
             if recorded.writes_host:
                 op.rare().writes_host = True
-            run = _PartRun(op, self._executables, recorded, place, part)
+            run = _PartRun(op, executables, recorded, place, part)
             op.rare().on_retired = run.let_go
             if not core.backend.is_cuda:
                 op.rare().on_device_done = run.finish
+            start = None
+            if not is_built or executables.places_of(place) > num_places_free(core):
+                start = GoesAlone(executables, place)
             core.parking.submit(
                 op,
                 run,
@@ -179,6 +183,7 @@ class CapturedGraph:
                 after=first,
                 is_overwrite=is_overwrite,
                 nbytes=nbytes,
+                start=start,
             )
             place += 1
         assert op is not None
@@ -213,7 +218,7 @@ class CapturedGraph:
         self._is_closed = True
         self._recorded = None
         self._built, self._last = None, []
-        self._executables = _Executables()
+        self._executables = Executables()
 
     def __enter__(self) -> CapturedGraph:
         return self
@@ -303,13 +308,13 @@ class _PartRun:
     def __init__(
         self,
         op: Op[Any],
-        executables: _Executables,
+        executables: Executables,
         recorded: Recorded,
         place: int,
         part: list[Node],
     ) -> None:
         self._op = op
-        self._executables: _Executables | None = executables
+        self._executables: Executables | None = executables
         self._recorded: Recorded | None = recorded  # its arrays, and the program's pinned memory
         self._place = place
         self._calls = [node.run for node in part if isinstance(node.run, RepeatedCall)]
@@ -323,10 +328,10 @@ class _PartRun:
             return 0  # nothing was captured: order still holds
         _in_flight[self._op.ticket.seq] = self
         self._launched = executables.parts[self._place]
-        self._op._core.backend.launch_graph(self._launched.handle, target)
+        num_places = self._op._core.backend.launch_graph(self._launched.handle, target)
         executables.num_launches[self._place] += 1
         self._number = executables.num_launches[self._place]
-        return 1
+        return num_places
 
     def finish(self) -> None:
         """Raise what a foreign function raised on the simulated device."""
@@ -353,7 +358,7 @@ def _as_list(after: Any) -> list[Any]:
     return [after] if is_one or not isinstance(after, Iterable) else list(after)
 
 
-def _build_blocking(core: Core, recorded: Recorded, executables: _Executables) -> None:
+def _build_blocking(core: Core, recorded: Recorded, executables: Executables) -> None:
     """Make a graph of the backend's for each part, or bring those that are there up to date."""
     backend = core.backend
     parts = [part for part in recorded.parts if isinstance(part, list)]

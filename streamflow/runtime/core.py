@@ -140,6 +140,7 @@ class Core:
             controls.on_naming = self.name_ops
         self.compute = [self.make_timeline(f"compute{n}") for n in range(settings.compute_lanes)]
         self.h2d, self.d2h, self.free_lane = map(self.make_timeline, ("h2d", "d2h", "free"))
+        self.graph_lane: Timeline | None = None  # for graphs that go alone: made by the first
         self.memory = Memory(self)
         self.space = enter_space(backend, self.memory.trim)
         guard(self)

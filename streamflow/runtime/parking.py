@@ -247,6 +247,24 @@ class Parking:
         self._core.tracer.made_room = parked.op.ticket.seq
         self.admitted(budget, budget.withdraw(parked.op.rare().scope, parked))
 
+    def pick_and_go(self, parked: Parked) -> None:
+        """Submit it, all its needs being met, or have it wait for room on its stream."""
+        line = parked.line
+        assert line is not None
+        if not isinstance(line, Timeline):
+            try:
+                line = line(self.flattened(parked.deps))
+            except Exception as error:  # of the user's placement
+                self.drop(parked, error.with_traceback(None))
+                return
+        if not self.has_room(line):
+            parked.line = line
+            self._wait_for_room(parked, line)
+            return
+        self._core.abroad.submitting(parked.op, parked.sources)
+        self.go(parked.op, parked.run, line, parked.deps)
+        self._left(parked)
+
     def room_in(self, line: Timeline) -> None:
         """Completions made room in the window of ``line``: submit what waits for it."""
         core = self._core
@@ -324,24 +342,7 @@ class Parking:
             parked.num_blockers = 1  # until the work on the host has ended
             start(parked)
         else:
-            self.admit(parked, self._pick_and_go)
-
-    def _pick_and_go(self, parked: Parked) -> None:
-        line = parked.line
-        assert line is not None
-        if not isinstance(line, Timeline):
-            try:
-                line = line(self.flattened(parked.deps))
-            except Exception as error:  # of the user's placement
-                self.drop(parked, error.with_traceback(None))
-                return
-        if not self.has_room(line):
-            parked.line = line
-            self._wait_for_room(parked, line)
-            return
-        self._core.abroad.submitting(parked.op, parked.sources)
-        self.go(parked.op, parked.run, line, parked.deps)
-        self._left(parked)
+            self.admit(parked, self.pick_and_go)
 
     def _wait_for_room(self, parked: Parked, line: Timeline) -> None:
         core = self._core

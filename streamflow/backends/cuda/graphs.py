@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from cuda.bindings import driver
 
 from streamflow.backends.cuda.errors import DriverCallError, check, code_name
+from streamflow.backends.cuda.graph_places import places_of
 from streamflow.backends.cuda.streams import StreamTable
 from streamflow.backends.memory import MemoryKind, PointerAttributes
 from streamflow.errors import Closed, DeviceError, DeviceLost, StreamflowError
@@ -97,10 +98,11 @@ class _Disturbed(Exception):
 class CudaExecutable:
     """A ``CUgraphExec``."""
 
-    __slots__ = ("handle", "is_closed", "memory")
+    __slots__ = ("handle", "is_closed", "memory", "num_places")
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, num_places: int) -> None:
         self.handle = handle
+        self.num_places = num_places  # an update changes neither nodes nor edges
         self.is_closed = False
         self.memory: list[_Memory] = []
 
@@ -168,8 +170,10 @@ class GraphVerbs:
         """``cuGraphInstantiate``."""
         graph.check()
         self.set_current()
+        num_places = max(1, places_of(graph.handle))
         call = "cuGraphInstantiate"
-        executable = CudaExecutable(check(driver.cuGraphInstantiate(graph.handle, 0), call))
+        made = check(driver.cuGraphInstantiate(graph.handle, 0), call)
+        executable = CudaExecutable(made, num_places)
         executable.hold(graph)
         return executable
 
@@ -195,7 +199,7 @@ class GraphVerbs:
         executable.hold(graph)
         _release(held)
 
-    def launch_graph(self, executable: CudaExecutable, stream: Any, /) -> None:
+    def launch_graph(self, executable: CudaExecutable, stream: Any, /) -> int:
         """``cuGraphLaunch``."""
         if executable.is_closed:
             executable.check()
@@ -206,6 +210,7 @@ class GraphVerbs:
         (error,) = driver.cuGraphLaunch(executable.handle, self._streams[stream])
         if error:
             raise DriverCallError(error, "cuGraphLaunch")
+        return executable.num_places
 
     def close_graph(self, graph_or_executable: Any, /) -> None:
         """``cuGraphDestroy`` or ``cuGraphExecDestroy``."""

@@ -41,11 +41,12 @@ class Checks:
         if stream.device is not self:
             raise ValueError(f"stream {stream.id} belongs to another device than {self.index}")
 
-    def _full(self, stream: SimStream) -> DeviceError:
+    def _full(self, stream: SimStream, num_more: int = 1) -> DeviceError:
         self.counts["would_block"] += 1
+        what = "" if num_more == 1 else f", and a graph needs {num_more} places more"
         return DeviceError(
             f"the driver would block here: {stream.num_work} launches and copies are "
-            f"outstanding on stream {stream.id} (rule R7)"
+            f"outstanding on stream {stream.id}{what} (rule R7)"
         )
 
     def _check_index(self, device_index: int) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamflow.backends.base import Doing
+from streamflow.backends.graph_places import count_places
 from streamflow.backends.sim import host_memory
 from streamflow.backends.sim.checks import NUM_QUEUED_MAX, Checks
 from streamflow.backends.sim.command import Command, CopyD2D, CopyD2H, CopyH2D, CopyPeer
@@ -30,7 +31,8 @@ __all__ = ["GraphVerbs", "NotingStream", "SimExecutable", "SimGraph", "SimNode"]
 _Noted = tuple[str, Command, Doing | None]
 """A verb, what it would have submitted, and for which op, if that is known."""
 
-_KINDS = frozenset(("launch", "call", "copy_h2d", "copy_d2h", "copy_d2d", "copy_peer", "fill"))
+_KERNELS = frozenset(("launch", "call"))
+_KINDS = _KERNELS | {"copy_h2d", "copy_d2h", "copy_d2d", "copy_peer", "fill"}
 
 
 class NotingStream(SimStream):
@@ -86,12 +88,16 @@ class NotingStream(SimStream):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimNode:
-    """One node; it comes after those of its graph that ``deps`` numbers."""
+    """One node; it comes after those of its graph that ``deps`` numbers.
+
+    ``num_places`` is what a graph that was embedded takes of a queue; None for other nodes.
+    """
 
     graph: SimGraph
     index: int
     deps: tuple[int, ...]
     work: tuple[_Noted, ...]
+    num_places: int | None
 
 
 class SimGraph:
@@ -106,10 +112,12 @@ class SimGraph:
         self.is_broken = False
         self.is_closed = False
 
-    def add(self, work: Iterable[_Noted], deps: Iterable[SimNode]) -> SimNode:
+    def add(
+        self, work: Iterable[_Noted], deps: Iterable[SimNode], num_places: int | None = None
+    ) -> SimNode:
         """Append a node."""
         indices = tuple(sorted({dep.index for dep in deps}))
-        node = SimNode(self, len(self.nodes), indices, tuple(work))
+        node = SimNode(self, len(self.nodes), indices, tuple(work), num_places)
         self.nodes.append(node)
         return node
 
@@ -135,6 +143,8 @@ class SimExecutable:
     ----------
     last : Place or None
         The end of the latest launch, on the stream that launched it.
+    num_places : int
+        What a launch takes of its stream's queue. No update changes it.
     """
 
     __slots__ = (
@@ -145,6 +155,7 @@ class SimExecutable:
         "leaves",
         "nodes",
         "num_branches",
+        "num_places",
         "steps",
     )
 
@@ -156,8 +167,16 @@ class SimExecutable:
         inner = {dep for node in self.nodes for dep in node.deps}
         self.leaves = [node.index for node in self.nodes if node.index not in inner]
         self.last: Place | None = None
+        self.num_places = max(1, _places_of(self.nodes))
         self.num_branches = num_branches
         self.branches: list[SimStream] = []  # made by the first launch: launches have an order
+
+    def fits(self, stream: SimStream) -> bool:
+        """Whether a launch has room in the stream's queue, or can be worked off as it comes in."""
+        if stream.num_work + self.num_places <= NUM_QUEUED_MAX:
+            return True
+        last = self.last
+        return not stream.queue and (last is None or last[0].num_done >= last[1])
 
     def make_branches(self) -> None:
         """The streams of its launches, unless they are there."""
@@ -170,14 +189,18 @@ class SimExecutable:
 
 
 class _Ended(Command):
-    """The end of a launch, on the stream that launched the graph: its one place in the queue."""
+    """The end of a launch, on the stream that launched the graph: it has all its places."""
 
-    __slots__ = ()
+    __slots__ = ("num_places",)
     label = "graph"
     is_movable = False
 
+    def __init__(self, stream: SimStream, num_places: int) -> None:
+        super().__init__(stream)
+        self.num_places = num_places
+
     def settle(self, now_s: float) -> bool:
-        self.stream.num_work -= 1
+        self.stream.num_work -= self.num_places
         return True
 
 
@@ -217,7 +240,8 @@ class GraphVerbs(Checks):
             each.check(self)
         if any(dep.graph is not graph for dep in deps):
             raise ValueError("a node depends on nodes of its own graph only")
-        return graph.add([each for node in child.nodes for each in node.work], deps)
+        work = [each for node in child.nodes for each in node.work]
+        return graph.add(work, deps, _places_of(child.nodes))
 
     def instantiate_graph_blocking(self, graph: SimGraph, /) -> SimExecutable:
         self.counts["instantiate_graph_blocking"] += 1
@@ -235,15 +259,15 @@ class GraphVerbs(Checks):
             _check_alike(executable.nodes, graph.nodes)
             executable.nodes = tuple(graph.nodes)
 
-    def launch_graph(self, executable: SimExecutable, stream: SimStream, /) -> None:
+    def launch_graph(self, executable: SimExecutable, stream: SimStream, /) -> int:
         self.counts["launch_graph"] += 1
         with self.world.lock:
             self._check_stream(stream)
             _check_handle(executable, self, "executable")
-            if stream.num_work >= NUM_QUEUED_MAX:
-                if isinstance(stream, NotingStream):
-                    raise stream.refuse("a launch of another graph")
-                raise self._full(stream)
+            if isinstance(stream, NotingStream):
+                raise stream.refuse("a launch of another graph")
+            if not executable.fits(stream):
+                raise self._full(stream, executable.num_places)
             executable.make_branches()
             watcher = self.world.watcher
             before = watcher.doing()
@@ -252,6 +276,7 @@ class GraphVerbs(Checks):
                 self._submit_nodes(executable, stream, work)
             finally:
                 watcher.attribute(before)
+        return executable.num_places
 
     def close_graph(self, graph_or_executable: SimGraph | SimExecutable, /) -> None:
         self.counts["close_graph"] += 1
@@ -324,8 +349,8 @@ class GraphVerbs(Checks):
             ends.append(branch.place())
         for leaf in executable.leaves:
             stream.follow(ends[leaf])
-        stream.num_work += 1
-        world.submit(_Ended(stream))
+        stream.num_work += executable.num_places
+        world.submit(_Ended(stream, executable.num_places))
         executable.last = stream.place()
 
     def _check_open(self, command: CopyPeer) -> None:
@@ -349,6 +374,23 @@ def _check_handle(handle: SimGraph | SimExecutable, device: Checks, what: str) -
         raise Closed(f"the {what} is closed")
     if handle.device is not device:
         raise ValueError(f"the {what} belongs to another device than {device.index}")
+
+
+def _places_of(nodes: Iterable[SimNode]) -> int:
+    """What nodes take of a queue, each piece of their work being a node of a driver's."""
+    own: list[int | None] = []
+    edges: list[tuple[int, int]] = []
+    ends: list[int] = []  # by node: its last piece
+    for node in nodes:
+        pieces: list[int | None] = [None if kind in _KERNELS else 1 for kind, *_ in node.work]
+        if node.num_places is not None or not pieces:
+            pieces = [node.num_places or 0]
+        first = len(own)
+        own += pieces
+        ends.append(len(own) - 1)
+        edges += [(ends[dep], first) for dep in node.deps]
+        edges += [(piece, piece + 1) for piece in range(first, ends[-1])]
+    return count_places(own, edges)
 
 
 def _spread(nodes: Sequence[SimNode]) -> tuple[list[_Step], int]:

@@ -18,6 +18,7 @@ _MODULES = (
     "devices",
     "fidelity",
     "graph_nodes",
+    "graph_queue",
     "graphs",
     "guide",
     "harness",
@@ -37,6 +38,7 @@ pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _MODULES))
 from streamflow.testing.contract.devices import DeviceContract, PeerContract  # noqa: E402
 from streamflow.testing.contract.fidelity import FidelityContract  # noqa: E402
 from streamflow.testing.contract.graph_nodes import GraphNodesContract  # noqa: E402
+from streamflow.testing.contract.graph_queue import GraphQueueContract  # noqa: E402
 from streamflow.testing.contract.graphs import GraphContract  # noqa: E402
 from streamflow.testing.contract.guide import GuideContract  # noqa: E402
 from streamflow.testing.contract.harness import Harness, Rig, drain  # noqa: E402
@@ -63,6 +65,7 @@ class BackendContract(
     KernelContract,
     GraphContract,
     GraphNodesContract,
+    GraphQueueContract,
     DeviceContract,
     FidelityContract,
     ProgramContract,

@@ -17,7 +17,7 @@ pytest.importorskip("cuda.core", reason="no cuda.core on this platform")
 from cuda.bindings import driver as real
 
 from streamflow.backends.cuda import device as device_module
-from streamflow.backends.cuda import graphs, mapped
+from streamflow.backends.cuda import graph_places, graphs, mapped
 from streamflow.backends.cuda.device import CudaBackend
 from streamflow.backends.cuda.errors import DriverCallError
 
@@ -75,6 +75,8 @@ class FakeDriver:
         elif name in ("cuGraphAddEmptyNode", "cuGraphAddChildGraphNode"):
             self.num_nodes += 1
             return (self.num_nodes,)
+        elif name == "cuGraphGetNodes":
+            return [], 0
         elif name in ("cuGraphCreate", "cuGraphInstantiate", "cuMemAlloc", "cuGraphExecUpdate"):
             return (f"{name} {len(self.made(name))}" if name != "cuMemAlloc" else 0x7000,)
         return ()
@@ -94,6 +96,7 @@ class Streams(dict[Any, Any]):
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     driver = FakeDriver()
     monkeypatch.setattr(graphs, "driver", driver)
+    monkeypatch.setattr(graph_places, "driver", driver)
     return driver
 
 
@@ -251,6 +254,25 @@ def test_launching_updating_and_closing(backend: Any, fake: FakeDriver) -> None:
     for call in calls:
         with pytest.raises(Closed):
             call()
+
+
+def test_r7_a_launch_says_how_many_places_it_takes(
+    backend: Any, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([7, 0])
+    monkeypatch.setattr(graphs, "places_of", lambda handle: next(found))
+    graph, other = backend.create_graph(), backend.create_graph()
+    executable, empty = map(backend.instantiate_graph_blocking, (graph, other))
+    backend.update_graph_blocking(executable, other)
+    assert backend.launch_graph(executable, "s") == executable.num_places == 7
+    assert backend.launch_graph(empty, "s") == empty.num_places == 1
+
+
+def test_a_graph_that_cannot_be_counted_is_not_instantiated(backend: Any, fake: FakeDriver) -> None:
+    fake.errors["cuGraphGetNodes"] = INVALIDATED
+    with pytest.raises(DriverCallError):
+        backend.instantiate_graph_blocking(backend.create_graph())
+    assert fake.made("cuGraphInstantiate") == []  # nothing half made
 
 
 @pytest.mark.parametrize("info", [None, SimpleNamespace(result=SimpleNamespace(name="X_CHANGED"))])

@@ -423,6 +423,59 @@ def test_r7_a_launch_is_refused_where_the_driver_would_block(
     assert stream.num_work == 0
 
 
+def fills(graphs: Graphs, address: int, num: int) -> Any:
+    """An executable of fills, each after the one before."""
+    node: list[Any] = []
+    for _ in range(num):
+        node = [graphs.add(lambda noting: graphs.device.fill(address, b"\1", 8, noting), *node)]
+    return graphs.done()
+
+
+def test_r7_a_launch_is_refused_that_has_too_few_places_left(
+    lab: Any, graphs: Graphs, sim: Any
+) -> None:
+    stream = lab.stream()
+    executable = fills(graphs, lab.allocate(stream, 64), 50)
+    lab.run()
+    gate = sim.gate(stream)
+    for _ in range(20):
+        assert lab.device.launch_graph(executable, stream) == 50
+    with pytest.raises(DeviceError, match=r"1000 launches and copies .* needs 50 places more"):
+        lab.device.launch_graph(executable, stream)
+    for _ in range(22):  # what is left
+        lab.launch(stream, nothing)
+    assert sim.counters["would_block"] == 1
+    gate.release()
+    lab.run()
+    assert stream.num_work == 0
+    lab.device.launch_graph(executable, stream)
+
+
+@pytest.mark.parametrize("held_by", ["gate", "wait", "launch"])
+def test_r7_more_places_than_a_queue_has_need_a_stream_that_nothing_holds(
+    lab: Any, graphs: Graphs, sim: Any, held_by: str
+) -> None:
+    stream, other = lab.stream(), lab.stream()
+    executable = fills(graphs, lab.allocate(stream, 64), lab.device.num_queued_max + 1)
+    lab.run()
+    if held_by == "gate":
+        gate = sim.gate(stream)
+    elif held_by == "wait":
+        gate = sim.gate(other)
+        lab.launch(other, nothing)
+        stream.wait(lab.record(other))
+    else:
+        lab.device.launch_graph(executable, other)
+    with pytest.raises(DeviceError, match="would block"):
+        lab.device.launch_graph(executable, stream)
+    if held_by != "launch":
+        gate.release()
+    lab.run()
+    lab.device.launch_graph(executable, stream)
+    lab.run()
+    assert sim.counters["would_block"] == 1
+
+
 @pytest.mark.parametrize("what", ["record", "wait", "sync", "prefetch"])
 def test_events_and_waiting_are_no_part_of_a_graph(lab: Any, graphs: Graphs, what: str) -> None:
     event = lab.record(lab.stream())
