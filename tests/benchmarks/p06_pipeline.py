@@ -183,4 +183,5 @@ async def _show(dev: sf.Device, options: Options, report: Report, ours: _Ours, t
         path = options.output / "p06_pipeline.svg"
         title = f"{told} through {dev.properties.name}"
         path.write_text(to_svg(trace, title), encoding="utf-8", newline="\n")
-        report.note(f"the picture is in {path.name}")
+        trace.save(path.with_suffix(".json"))
+        report.note(f"the picture is in {path.name}, the trace beside it")

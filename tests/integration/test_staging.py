@@ -435,7 +435,7 @@ def test_debug_is_set_in_the_environment():
 def test_the_default_number_of_threads_follows_the_cores_of_the_process(monkeypatch):
     from streamflow import config
 
-    for num_cores, num_threads in ((1, 1), (2, 2), (4, 4), (16, 12)):
+    for num_cores, num_threads in ((1, 1), (2, 2), (4, 4), (16, 8)):
         monkeypatch.setattr(config.os, "sched_getaffinity", lambda _, n=num_cores: range(n))
         assert sf.Settings().staging_threads == num_threads
 
