@@ -486,6 +486,8 @@ class Core:
         self._pending.pop(op, None)
         if rare is None:
             return
+        if self.instrument is not None:
+            self.tracer.made_room = ticket.seq
         if rare.traced is not None:
             self.tracer.finished(op, rare.traced)
         if rare.is_wanted:

@@ -48,7 +48,7 @@ class Tracer:
         self._base = core.backend.create_event(timing=True)
         self._line.stream.record(self._base)
         self._last = {}
-        self._pinned_nbytes = -1
+        self._pinned_nbytes, self.made_room = -1, 0
         core.instrument = begin(core.clock_s())
         core.choose_ways()
 
@@ -169,7 +169,6 @@ class Tracer:
         core = self._core
         note.state = op._state.value
         note.seen_s = core.clock_s()
-        self.made_room = note.seq
         base, starts, ends = note.base, note.starts, note.ends
         note.base, note.starts, note.ends = None, (), ()
         if op._error is None and starts and core.lost is None:

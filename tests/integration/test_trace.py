@@ -270,3 +270,23 @@ def test_a_trace_holds_nothing_of_the_program(run):
             assert dev.live() == {}
 
     run(main)
+
+
+def test_an_op_from_before_the_trace_makes_room_all_the_same(run):
+    async def main():
+        async with virtual() as dev:
+            x = dev.zeros(1024, np.float32)
+            await dev.synchronize()
+            async with dev.scope(limit=5000):
+                first = dev.launch(work, x, 50)
+                with dev.trace() as trace:
+                    await dev.put(np.ones(8, np.float32))
+                    assert not first.done()
+                    waits = dev.launch(work, x, 1)
+                    await waits
+            assert first.done()
+            capacity = [edge for edge in trace._read().loose if edge.reason is EdgeReason.CAPACITY]
+            assert [edge.dst for edge in capacity] == [trace.op(waits).id]
+            assert not any(edge.reason is EdgeReason.CAPACITY for edge in trace.edges)
+
+    run(main)
