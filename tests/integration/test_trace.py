@@ -275,14 +275,14 @@ def test_a_trace_holds_nothing_of_the_program(run):
 def test_an_op_from_before_the_trace_makes_room_all_the_same(run):
     async def main():
         async with virtual() as dev:
-            x = dev.zeros(1024, np.float32)
+            x, y = dev.zeros(1024, np.float32), dev.zeros(1024, np.float32)
             await dev.synchronize()
             async with dev.scope(limit=5000):
                 first = dev.launch(work, x, 50)
                 with dev.trace() as trace:
                     await dev.put(np.ones(8, np.float32))
                     assert not first.done()
-                    waits = dev.launch(work, x, 1)
+                    waits = dev.launch(work, y, 1)
                     await waits
             assert first.done()
             capacity = [edge for edge in trace._read().loose if edge.reason is EdgeReason.CAPACITY]
