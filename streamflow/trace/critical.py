@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamflow.runtime.units import spell_seconds
+from streamflow.trace.gaps import gap_in_words
 from streamflow.trace.index import EPS_S, SERIAL, Index
 from streamflow.trace.model import EdgeReason, TracedOp
 from streamflow.trace.trace import Trace
-from streamflow.trace.waits import name_on, waits_of
+from streamflow.trace.waits import name_on
 
 __all__ = ["CriticalPath", "Step", "critical_path"]
 
@@ -134,9 +135,9 @@ def critical_path(trace: Trace) -> CriticalPath:
         busy_s += ran_s
         if before is None or before.op.id in told:
             start_s = min(op.submitted_s, begin_s)
-            steps.append(Step(op, None, begin_s - start_s, ran_s, _of_gap(index, op, None)))
+            steps.append(Step(op, None, begin_s - start_s, ran_s, gap_in_words(index, op, None)))
             break
-        gap = _of_gap(index, op, before.op)
+        gap = gap_in_words(index, op, before.op)
         wait_s = begin_s - _end(before.op)
         if wait_s <= EPS_S:
             wait_s = 0.0
@@ -182,23 +183,6 @@ def _before(index: Index, op: TracedOp) -> tuple[float, _Before | None]:
     latest_s = max((_end(each.op) for each in found), default=0.0) - EPS_S
     latest = (each for each in found if _end(each.op) >= latest_s)
     return op.start_s, min(latest, key=lambda each: each.rank, default=None)
-
-
-def _of_gap(index: Index, op: TracedOp, before: TracedOp | None) -> str:
-    """What happened between the end of ``before`` and the start of ``op``, in words."""
-    from_s = 0.0 if before is None else _end(before)
-    parts: list[str] = []
-    if before is not None and op.submitted_s > from_s + EPS_S:
-        seen_s = before.seen_s
-        if seen_s is not None and from_s + EPS_S < seen_s <= op.submitted_s:
-            parts.append(f"{spell_seconds(seen_s - from_s)} until its end was seen")
-            from_s = seen_s
-        if op.submitted_s > from_s + EPS_S:
-            parts.append(f"{spell_seconds(op.submitted_s - from_s)} until the call")
-    # What lasted until the end of `before` is told by the edge.
-    waits = (wait for wait in waits_of(index, op) if (wait.end_s or 0.0) > from_s + EPS_S)
-    parts.extend(wait.text for wait in waits)
-    return "; ".join(parts)
 
 
 def _end(op: TracedOp) -> float:

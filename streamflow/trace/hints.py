@@ -196,7 +196,7 @@ def _one_stream(run: _Run) -> Iterable[Hint]:
                 HintKind.ONE_STREAM,
                 f"{len(ops)} ops at {_lines(ops)} waited on stream {stream} for ops before them "
                 "with which they share no array, while their engines had nothing to do for "
-                f"{spell_seconds(lost_s)}: leave stream= out, for lanes keep no order but the data's",
+                f"{spell_seconds(lost_s)}: leave stream= out, and only data order them",
                 tuple(ops),
             )
 
@@ -223,10 +223,7 @@ def _staging(run: _Run) -> Iterable[Hint]:
         if not op.is_staged or op.engine is None:
             continue
         idle_s = sum(
-            run.idle_s(op, wait)
-            for wait in run.waits[op.id]
-            if wait.kind is WaitKind.STAGING
-            or (wait.kind is WaitKind.NEED and "staging" in op.needs)
+            run.idle_s(op, wait) for wait in run.waits[op.id] if wait.kind is WaitKind.STAGING
         )
         if idle_s > EPS_S:
             found[op.engine].append((op, idle_s))

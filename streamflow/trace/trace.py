@@ -218,6 +218,29 @@ class Trace:
 
         return hints(self)
 
+    def assert_overlap(self, ratio: float = 0.9) -> None:
+        """Fail where less of the copying and computing than ``ratio`` ran at the same time.
+
+        For CI: a change that makes a pipeline wait breaks a test then. On the simulator's
+        virtual clock the result is the same each time (rule R15).
+
+        Parameters
+        ----------
+        ratio : float
+            From 0 to 1: what :attr:`Overlap.ratio` must reach.
+
+        Raises
+        ------
+        AssertionError
+            It was less, or no op has a time. The message has the overlap, the longest gaps
+            with their causes, and the hints.
+        ValueError
+            ``ratio`` is no number from 0 to 1.
+        """
+        from streamflow.trace.assertion import assert_overlap
+
+        assert_overlap(self, ratio)
+
     # -- files -------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], *, max_ops: int = 5000) -> None:

@@ -176,9 +176,11 @@ def _host_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
             if src.seen_s is not None:
                 what = f"room, which the end of {name_on(src)} made"
                 yield _Cause(src.seen_s, WaitKind.CAPACITY, what, src, edge.reason)
-        elif edge.reason is not EdgeReason.STREAM_ORDER or not op.needs:
-            # Work on the host begins when what is before it is seen to have ended.
+        elif edge.reason is not EdgeReason.STREAM_ORDER or not (op.needs or op.is_staged):
+            # Work on the host may begin only when what is before it is seen to have ended.
             is_seen = lane_of(src) is None or op.issued_s is None
+            if op.is_staged and op.begun_s is not None and src.seen_s is not None:
+                is_seen = is_seen or src.seen_s <= op.begun_s + EPS_S
             told_s = src.seen_s if is_seen else src.issued_s
             if told_s is not None:
                 what = f"{name_on(src)}{_because(index, edge)}"
