@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import Any, Protocol
 
-__all__ = ["Instrument", "Note"]
+__all__ = ["Instrument", "Note", "Ranges"]
 
 
 class Note:
@@ -88,8 +88,26 @@ class Note:
         self.freed_nbytes = 0
 
 
+class Ranges(Protocol):
+    """Marks the calls of each op for a profiler, on the loop thread."""
+
+    def push(self, note: Note) -> Any:
+        """The calls of an op begin; inside them may be those of others."""
+
+    def pop(self, note: Note) -> Any:
+        """They have ended, well or not; told again of some."""
+
+
 class Instrument(Protocol):
-    """Hears of every op on the loop thread."""
+    """Hears of every op on the loop thread.
+
+    Attributes
+    ----------
+    ranges : Ranges or None
+        What hears of the calls of each op too.
+    """
+
+    ranges: Ranges | None
 
     def op_called(self, note: Note) -> Any:
         """An op was called for. Its note is filled in from now on."""

@@ -138,6 +138,9 @@ class Tracer:
             start = self.take_event()
             stream.record(start)
             traced.starts.append(start)
+        instrument = self._core.instrument
+        if instrument is not None and instrument.ranges is not None:
+            instrument.ranges.push(traced.note)
 
     def submitted(self, op: Op[Any], line: Timeline, waits: list[Ticket]) -> None:
         """The op has its position."""
@@ -150,6 +153,7 @@ class Tracer:
         note = traced.note
         note.issued_s = self._core.clock_s()
         note.state = "submitted"
+        self._calls_ended(note)
         note.stream = line.name
         note.position = ticket.position
         if waits:
@@ -173,6 +177,7 @@ class Tracer:
         note.state = op._state.value
         note.seen_s = core.clock_s()
         self.made_room = note.seq
+        self._calls_ended(note)  # where they failed
         if op._error is not None:
             note.error = f"{type(op._error).__name__}: {op._error}"
         if op._error is None and traced.starts and core.lost is None:
@@ -187,6 +192,11 @@ class Tracer:
             note.span_s = start_ms * 1e-3, end_ms * 1e-3
         if core.instrument is not None:
             self._look_at_pinned(core.instrument, note.seen_s)
+
+    def _calls_ended(self, note: Note) -> None:
+        instrument = self._core.instrument
+        if instrument is not None and instrument.ranges is not None:
+            instrument.ranges.pop(note)
 
     def _note(self, op: Op[Any]) -> _Traced:
         core = self._core
