@@ -107,11 +107,9 @@ def _late(index: Index, op: TracedOp) -> float:
             return 0.0
         ends.append(src.end_s)
     engine = engine_of(op)
-    for other in index.engines().get(engine, ()) if engine is not None else ():
-        assert other.start_s is not None
-        assert other.end_s is not None
-        if other.id != op.id and other.start_s < op.submitted_s:
-            ends.append(other.end_s)
+    free_s = None if engine is None else index.free_since(engine, op.submitted_s)
+    if free_s is not None:
+        ends.append(free_s)
     return max(0.0, op.submitted_s - max(ends)) if ends else 0.0
 
 

@@ -98,19 +98,9 @@ class _Run:
     def idle_s(self, op: TracedOp, wait: Wait) -> float:
         """How much of ``wait`` the engine of ``op`` had nothing to do."""
         engine = engine_of(op)
-        assert wait.end_s is not None
-        busy_s, at_s = 0.0, wait.start_s
-        ran = self.index.engines().get(engine, ()) if engine is not None else ()
-        for start_s, end_s in sorted(
-            (other.start_s or 0.0, other.end_s or 0.0)
-            for other in ran
-            if (other.end_s or 0.0) > wait.start_s and (other.start_s or 0.0) < wait.end_s
-        ):
-            start_s, end_s = max(start_s, at_s), min(end_s, wait.end_s)
-            if end_s > start_s:
-                busy_s += end_s - start_s
-                at_s = end_s
-        return wait.end_s - wait.start_s - busy_s
+        if engine is None or wait.end_s is None:
+            return 0.0
+        return wait.length_s - self.index.busy_s(engine, wait.start_s, wait.end_s)
 
 
 def hints(trace: Trace) -> tuple[Hint, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
 
 from streamflow.trace.model import TracedArray, TracedEdge, TracedOp
 from streamflow.trace.trace import Trace
@@ -16,6 +17,7 @@ EPS_S = 1e-9
 SERIAL = ("h2d", "d2h")  # one copy at a time each; kernels run beside each other
 
 Engine = tuple[int, int, str]
+_Runs = tuple[list[float], list[float], list[float]]
 
 
 def engine_of(op: TracedOp) -> Engine | None:
@@ -31,7 +33,7 @@ def lane_of(op: TracedOp) -> tuple[int, int, str] | None:
 class Index:
     """A trace by id, by edge, by engine and by time; it takes one reading of the trace."""
 
-    __slots__ = ("_ends", "_on_engine", "_seen", "_seen_s", "arrays", "edges_to", "ops")
+    __slots__ = ("_ends", "_on_engine", "_runs", "_seen", "_seen_s", "arrays", "edges_to", "ops")
 
     def __init__(self, trace: Trace) -> None:
         contents = trace._read()
@@ -47,6 +49,7 @@ class Index:
                 self._on_engine.setdefault(engine, []).append(op)
         for ops in self._on_engine.values():
             ops.sort(key=_end)
+        self._runs: dict[Engine, _Runs] = {}
         self._ends = {engine: [*map(_end, ops)] for engine, ops in self._on_engine.items()}
         self._seen = sorted(
             (op for op in contents.ops if op.seen_s is not None and op.duration_s is not None),
@@ -62,6 +65,42 @@ class Index:
     def engines(self) -> dict[Engine, list[TracedOp]]:
         """The ops that took time on each engine, by their ends."""
         return self._on_engine
+
+    def busy_s(self, engine: Engine, start_s: float, end_s: float) -> float:
+        """How much of a time ``engine`` had something to do."""
+        return self._busy_until(engine, end_s) - self._busy_until(engine, start_s)
+
+    def free_since(self, engine: Engine, at_s: float) -> float | None:
+        """When what ``engine`` did before ``at_s`` had ended; ``at_s`` while it is busy.
+
+        None if it had not done anything.
+        """
+        starts, ends, _ = self._runs_of(engine)
+        place = bisect_right(starts, at_s - EPS_S)
+        return min(ends[place - 1], at_s) if place else None
+
+    def _busy_until(self, engine: Engine, at_s: float) -> float:
+        starts, ends, before = self._runs_of(engine)
+        place = bisect_right(starts, at_s)
+        if not place:
+            return 0.0
+        return before[place - 1] + min(ends[place - 1], at_s) - starts[place - 1]
+
+    def _runs_of(self, engine: Engine) -> _Runs:
+        """When ``engine`` was busy, without a break: starts, ends, and how long before each."""
+        runs = self._runs.get(engine)
+        if runs is None:
+            starts: list[float] = []
+            ends: list[float] = []
+            for op in sorted(self._on_engine.get(engine, ()), key=_start):
+                if ends and _start(op) <= ends[-1]:
+                    ends[-1] = max(ends[-1], _end(op))
+                else:
+                    starts.append(_start(op))
+                    ends.append(_end(op))
+            lengths = (end_s - start_s for start_s, end_s in zip(starts, ends, strict=True))
+            runs = self._runs[engine] = starts, ends, [*accumulate(lengths, initial=0.0)]
+        return runs
 
     def ended_on_engine(self, op: TracedOp, until_s: float) -> Iterator[TracedOp]:
         """Ops of the engine of ``op`` that ended by ``until_s``, the latest first."""

@@ -68,6 +68,7 @@ class Wait:
 
 
 _ENDED = ("done", "failed", "cancelled")
+_NUM_HOPS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,9 @@ def _device_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
         if edge.reason is EdgeReason.STREAM_ORDER and op.is_staged:
             continue  # its chunks are on streams of their own
         is_same = lane_of(src) == lane_of(op)
+        if is_same and edge.reason is EdgeReason.STREAM_ORDER:
+            src = _that_ran(index, src)
+        assert src.end_s is not None
         kind = WaitKind.STREAM if is_same else WaitKind.EDGE
         what = f"{name_on(src)}{_because(index, edge)}"
         yield _Cause(src.end_s, kind, what, src, edge.reason, edge.array)
@@ -212,6 +216,28 @@ def _device_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
             what = f"the {op.engine} engine, which {name_on(other)} had"
             yield _Cause(other.end_s, WaitKind.ENGINE, what, other)
             return
+
+
+def _that_ran(index: Index, op: TracedOp) -> TracedOp:
+    """The op of the stream of ``op`` that kept it busy until ``op``, if that took no time."""
+    for _ in range(_NUM_HOPS_MAX):
+        if op.duration_s is None or op.duration_s > EPS_S:
+            break
+        before = next(
+            (
+                src
+                for _, src in index.sources(op)
+                if lane_of(src) == lane_of(op)
+                and src.end_s is not None
+                and src.duration_s is not None
+                and abs(src.end_s - (op.end_s or 0.0)) <= EPS_S
+            ),
+            None,
+        )
+        if before is None:
+            break
+        op = before
+    return op
 
 
 def _device_rest(op: TracedOp) -> _Cause:

@@ -62,6 +62,20 @@ def test_it_waits_for_its_own_stream(run):
     assert wait.text == "waited 1.00 ms for first on mine: stream order"
 
 
+def test_a_free_before_it_is_not_what_it_waited_for(run, add_one):
+    async def program(dev):
+        for _ in range(4):
+            x = dev.put(np.ones(N, np.float32))
+            dev.launch(add_one, x, N)
+            op = dev.get(x)
+            del x  # freed behind the copy, on its lane
+        return op
+
+    told = explained(run, program, compute_lanes=1, window=64)
+    names = [each.src.kind for each in told.waits if each.kind is Kind.STREAM]
+    assert names == ["get"]
+
+
 def test_of_two_the_one_that_ended_last_is_told(run):
     async def program(dev):
         first = spin(dev, 1e-3, name="short")
