@@ -134,8 +134,6 @@ def _false_dependency(run: _Run) -> Iterable[Hint]:
             if (
                 wait.reason in (EdgeReason.WRITE_AFTER_READ, EdgeReason.WRITE_AFTER_WRITE)
                 and wait.array is not None
-                and wait.src is not None
-                and engine_of(wait.src) != engine_of(op)
                 and _overwrites(run, op, wait.array)
             ):
                 found[wait.array].append((op, run.idle_s(op, wait)))
@@ -172,11 +170,7 @@ def _one_stream(run: _Run) -> Iterable[Hint]:
     for op in run.ran:
         for wait in run.waits[op.id]:
             src = _by_order_only(run, op, wait)
-            if (
-                src is not None
-                and engine_of(src) != engine_of(op)
-                and not {*src.reads, *src.writes} & {*op.reads, *op.writes}
-            ):
+            if src is not None and engine_of(src) != engine_of(op):
                 found[op.process, op.device, op.stream].append((op, run.idle_s(op, wait)))
     for (_, _, stream), waits in found.items():
         lost_s = sum(idle_s for _, idle_s in waits)
@@ -184,8 +178,8 @@ def _one_stream(run: _Run) -> Iterable[Hint]:
             ops = [op for op, _ in waits]
             yield Hint(
                 HintKind.ONE_STREAM,
-                f"{len(ops)} ops at {_lines(ops)} waited on stream {stream} for ops before them "
-                "with which they share no array, while their engines had nothing to do for "
+                f"{len(ops)} ops at {_lines(ops)} waited on stream {stream} for others, whose data "
+                "they have nothing to do with, while their engines were idle for "
                 f"{spell_seconds(lost_s)}: leave stream= out, and only data order them",
                 tuple(ops),
             )

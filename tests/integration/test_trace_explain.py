@@ -126,6 +126,26 @@ def test_a_host_task_waits_for_the_end_to_be_seen(run):
     assert wait.text.endswith(": after")
 
 
+def test_staging_waits_for_the_end_to_be_seen(run):
+    async def program(dev):
+        x = dev.zeros(N, np.float32)
+        first = spin(dev, 5e-3, name="first")
+        await dev.put(np.ones(N, np.float32), out=x, after=[first])
+        return max(held["trace"].ops, key=lambda op: (op.kind == "put", op.id))
+
+    held = {}
+
+    async def main():
+        async with virtual() as dev:
+            with dev.trace() as held["trace"]:
+                op = await program(dev)
+            return held["trace"].explain(op)
+
+    (wait,) = run(main).waits
+    assert (wait.kind, wait.src.name, wait.reason) == (Kind.PARKED, "first", sf.EdgeReason.AFTER)
+    assert wait.text == "waited 5.00 ms for first on compute1: after"
+
+
 def test_it_is_parked_for_room_in_a_window(run):
     async def program(dev):
         stream = dev.stream("mine")

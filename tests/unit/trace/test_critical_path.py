@@ -82,6 +82,26 @@ def test_what_was_seen_at_the_same_time_as_a_later_call_is_no_reason() -> None:
     assert ids(trace) == [1, 2, 3]
 
 
+def test_what_was_called_for_later_can_not_have_been_awaited() -> None:
+    trace = Trace.of(
+        [
+            op(1, "h2d", 0.0, 0.5),
+            op(3, "h2d", 1.0, 2.0, submitted_s=1.0),
+            op(5, "compute0", 1.0, 1.0, submitted_s=1.0, engine=None),
+        ]
+    )
+    assert ids(trace) == [1, 3]
+
+
+def test_a_staged_copy_has_its_own_streams() -> None:
+    staged = op(3, "h2d", 1.0, 2.0, is_staged=True, begun_s=0.0)
+    trace = Trace.of(
+        [op(1, "compute0", 0.0, 1.0), op(2, "compute0", 0.0, 1.0), staged],
+        [edge(1, 3, "stream-order"), edge(2, 3, "allocation")],
+    )
+    assert ids(trace) == [2, 3]
+
+
 def test_it_ends_where_the_device_does_not_where_the_host_does() -> None:
     trace = Trace.of(
         [op(1, "h2d", 0.0, 1.0), op(2, "host", 1.0, 9.0, begun_s=1.0, kind="host")],

@@ -93,6 +93,8 @@ def test_small_launches() -> None:
     assert kinds(small(num - 1, length_s)) == []
     assert kinds(small(num, 1.1 * rules.SMALL_S)) == []
     assert kinds(small(num, length_s, lines=num)) == []  # each line once: nothing to record
+    copies = [op(1000 + i, "h2d", i * 1e-4, i * 1e-4 + 1e-5) for i in range(num + 1)]
+    assert kinds(Trace.of([*small(num, length_s).ops, *copies])) == []
 
 
 def awaited(num: int, num_ahead: int) -> Trace:
