@@ -118,8 +118,9 @@ def _engine_wait(index: Index, op: TracedOp) -> Wait | None:
     if other is None or op.start_s is None or other.end_s is None:
         return None
     length = spell_seconds(other.end_s - op.start_s)
-    text = f"waited {length} of this for the {op.engine} engine, which {name_on(other)} had"
-    return Wait(WaitKind.ENGINE, op.start_s, other.end_s, None, other, None, text)
+    what = f"the {op.engine} engine, which {name_on(other)} had"
+    text = f"waited {length} of this for {what}"
+    return Wait(WaitKind.ENGINE, op.start_s, other.end_s, None, other, None, what, text)
 
 
 def _ran(op: TracedOp, engine_wait: Wait | None) -> Iterator[str]:

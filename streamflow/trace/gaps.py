@@ -71,9 +71,11 @@ def gap_in_words(index: Index, op: TracedOp, before: TracedOp | None) -> str:
             from_s = seen_s
         if op.submitted_s > from_s + EPS_S:
             parts.append(f"{spell_seconds(op.submitted_s - from_s)} until the call")
-    # What lasted until the end of `before` is told by the edge.
-    waits = (wait for wait in waits_of(index, op) if (wait.end_s or 0.0) > from_s + EPS_S)
-    parts.extend(wait.text for wait in waits)
+    for wait in waits_of(index, op):
+        # What lasted until the end of `before` is told by the edge.
+        if wait.end_s is not None and wait.end_s > from_s + EPS_S:
+            length = spell_seconds(wait.end_s - max(wait.start_s, from_s))
+            parts.append(f"waited {length} for {wait.what}")
     return "; ".join(parts)
 
 

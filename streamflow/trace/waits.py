@@ -49,6 +49,8 @@ class Wait:
         The op that was waited for.
     array : int or None
         Id of the array that both ops touch.
+    what : str
+        What was waited for, in words.
     text : str
         All of it in words.
     """
@@ -59,6 +61,7 @@ class Wait:
     reason: EdgeReason | None
     src: TracedOp | None
     array: int | None
+    what: str
     text: str
 
     @property
@@ -115,6 +118,7 @@ def open_waits_of(index: Index, op: TracedOp) -> tuple[Wait, ...]:
             cause.reason,
             cause.src,
             cause.array,
+            cause.what,
             f"{op.state}: waits for {cause.what}",
         )
         for cause in found
@@ -192,7 +196,7 @@ def _host_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
 
 def _host_rest(op: TracedOp) -> _Cause:
     """What else may keep ``op`` parked."""
-    return _Cause(0.0, WaitKind.NEED, ", then ".join(op.needs) or "its turn on the host")
+    return _Cause(0.0, WaitKind.NEED, ", then ".join(op.needs) or "the host to submit it")
 
 
 def _device_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
@@ -262,5 +266,6 @@ def _wait(piece: _Piece) -> Wait:
         cause.reason,
         cause.src,
         cause.array,
+        cause.what,
         f"waited {spell_seconds(end_s - start_s)} for {cause.what}",
     )

@@ -34,3 +34,14 @@ def test_work_on_the_host_is_no_part_of_the_span_of_a_device() -> None:
     trace = Trace.of([op(1, "compute0", 0.0, 1.0), op(2, "host", 1.0, 9.0, device=1)])
     assert overlap(trace).span_s == 1.0
     assert overlap(trace).busy_s == {"compute": 1.0}
+
+
+def test_a_wait_that_began_before_the_gap_is_told_for_the_gap_only() -> None:
+    # The copy's end was on the device before its op was on its lane: others were parked behind it.
+    ops = [
+        op(1, "compute0", 0.0, 3.0),
+        op(2, "h2d", 1.0, 2.0, is_staged=True, begun_s=0.0, issued_s=3.5),
+        op(3, "compute0", 3.5, 4.0, issued_s=3.5),
+    ]
+    (gap,) = idle_gaps(Trace.of(ops, [edge(2, 3)]))
+    assert gap.why == ("waited 500 ms for op2 on h2d: read after write, which was parked itself")
