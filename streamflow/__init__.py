@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from streamflow.runtime.mapped import MappedArray
     from streamflow.runtime.synced import SyncedArray, SyncedState
     from streamflow.trace.answers import Overlap
+    from streamflow.trace.critical import CriticalPath, Step
+    from streamflow.trace.explain import Explanation
+    from streamflow.trace.hints import Hint, HintKind
     from streamflow.trace.model import (
         EdgeReason,
         TracedArray,
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
         TracedOp,
     )
     from streamflow.trace.trace import Trace
+    from streamflow.trace.waits import Wait, WaitKind
 
 __all__ = [
     "Access",
@@ -66,6 +70,7 @@ __all__ = [
     "CapturedGraph",
     "Closed",
     "CompileFailed",
+    "CriticalPath",
     "CycleFound",
     "DeadlineExceeded",
     "Device",
@@ -75,7 +80,10 @@ __all__ = [
     "DeviceProperties",
     "DeviceStats",
     "EdgeReason",
+    "Explanation",
     "ForkedProcess",
+    "Hint",
+    "HintKind",
     "Kernel",
     "Lane",
     "LaneLoad",
@@ -102,6 +110,7 @@ __all__ = [
     "SimOptions",
     "SimulatorWarning",
     "StageStats",
+    "Step",
     "Stream",
     "StreamflowError",
     "SyncedArray",
@@ -114,6 +123,8 @@ __all__ = [
     "TracedOp",
     "Unfinished",
     "UpstreamFailed",
+    "Wait",
+    "WaitKind",
     "WrongThread",
     "as_completed",
     "gather",
@@ -128,10 +139,14 @@ _HOMES = {  # what few programs name, brought in when one does (R13)
     "MappedArray": "runtime.mapped",
     "SyncedArray": "runtime.synced",
     "SyncedState": "runtime.synced",
+    **dict.fromkeys(("CriticalPath", "Step"), "trace.critical"),
+    "Explanation": "trace.explain",
+    **dict.fromkeys(("Hint", "HintKind"), "trace.hints"),
     "Overlap": "trace.answers",
     "Pipeline": "pipeline.pipeline",
     **dict.fromkeys(("PipelineStats", "StageStats"), "pipeline.stats"),
     "Trace": "trace.trace",
+    **dict.fromkeys(("Wait", "WaitKind"), "trace.waits"),
     **dict.fromkeys(
         (
             "EdgeReason",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import Any, Protocol
 
-__all__ = ["Instrument", "Note"]
+__all__ = ["Instrument", "Note", "Ranges"]
 
 
 class Note:
@@ -34,6 +34,7 @@ class Note:
     seen_s: float | None = None
     span_s: tuple[float, float] | None = None  # on the device, since the trace began
     state = "parked"
+    error: str | None = None
     stream: str | None = None
     position = 0
     scope: str | None = None
@@ -67,8 +68,26 @@ class Note:
         self.edges: list[tuple[int, str, int | None]] = []
 
 
+class Ranges(Protocol):
+    """Marks the calls of each op for a profiler, on the loop thread."""
+
+    def push(self, note: Note) -> Any:
+        """The calls of an op begin; inside them may be those of others."""
+
+    def pop(self, note: Note) -> Any:
+        """They have ended, well or not; told again of some."""
+
+
 class Instrument(Protocol):
-    """Hears of every op on the loop thread."""
+    """Hears of every op on the loop thread.
+
+    Attributes
+    ----------
+    ranges : Ranges or None
+        What hears of the calls of each op too.
+    """
+
+    ranges: Ranges | None
 
     def op_called(self, note: Note) -> Any:
         """An op was called for. Its note is filled in from now on."""

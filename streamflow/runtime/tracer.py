@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from streamflow.runtime.instrument import Instrument, Note
+from streamflow.runtime.instrument import Instrument, Note, Ranges
 from streamflow.runtime.op import Op
 from streamflow.scheduler.hazards import Region
 from streamflow.scheduler.timeline import Ticket, Timeline
@@ -34,6 +34,7 @@ class Tracer:
         self._base: Any = None
         self._line: Timeline | None = None
         self._last: dict[Timeline, int] = {}
+        self._ranges: Ranges | None = None
         self._pinned_nbytes = -1
         self._events: list[Any] = []  # timing events whose times were read
         self.made_room = 0
@@ -50,11 +51,12 @@ class Tracer:
         self._last = {}
         self._pinned_nbytes, self.made_room = -1, 0
         core.instrument = begin(core.clock_s())
+        self._ranges = core.instrument.ranges
         core.choose_ways()
 
     def stop(self) -> None:
         """End; ops still running are timed when they are seen to end."""
-        self._core.instrument = None
+        self._core.instrument = self._ranges = None
         self._core.choose_ways()
         for line in self._core.lines:
             self._core.reap(line)
@@ -137,6 +139,8 @@ class Tracer:
             start = self.take_event()
             stream.record(start)
             note.starts = (start,)
+        if self._ranges is not None:
+            self._ranges.push(note)
 
     def submitted(self, op: Op[Any], line: Timeline, waits: list[Ticket]) -> None:
         """The op has its position."""
@@ -148,6 +152,8 @@ class Tracer:
         ticket.holds += 1
         note.issued_s = self._core.clock_s()
         note.state = "submitted"
+        if self._ranges is not None:
+            self._ranges.pop(note)
         note.stream = line.name
         note.position = ticket.position
         if waits:
@@ -169,6 +175,10 @@ class Tracer:
         core = self._core
         note.state = op._state.value
         note.seen_s = core.clock_s()
+        if self._ranges is not None:  # where its calls failed
+            self._ranges.pop(note)
+        if op._error is not None:
+            note.error = f"{type(op._error).__name__}: {op._error}"
         base, starts, ends = note.base, note.starts, note.ends
         note.base, note.starts, note.ends = None, (), ()
         if op._error is None and starts and core.lost is None:

@@ -19,12 +19,13 @@ class Overlap:
     ----------
     busy_s : mapping of str to float
         Per engine, how long at least one op ran on it. In a trace of several devices the
-        keys are ``"gpu0:h2d"``, ``"gpu1:h2d"``, .., else plain ``"h2d"``, ``"d2h"`` and
-        ``"compute"``.
+        keys are ``"gpu0:h2d"``, ``"gpu1:h2d"``, .., with ``"process1:"`` before them in one of
+        several processes; else plain ``"h2d"``, ``"d2h"`` and ``"compute"``.
     overlapped_s : float
         The time saved: the sum of ``busy_s`` less the time when any engine was busy.
     span_s : float
-        From the first start to the last end of any timed op.
+        From the first start to the last end of any timed op of a device; work on the host
+        is not the device's.
     ideal_s : float
         The busiest engine's time: no schedule of this work is shorter.
     ratio : float
@@ -65,8 +66,9 @@ def overlap(trace: Trace) -> Overlap:
     Overlap
         All zeros for a trace without timed ops.
     """
-    ops = trace.ops
-    is_single_device = len({op.device for op in ops}) <= 1
+    ops = [op for op in trace.ops if op.stream != "host"]
+    is_single_device = len({(op.process, op.device) for op in ops}) <= 1
+    is_single_process = len({op.process for op in ops}) <= 1
     timed = [
         (op, op.start_s, op.end_s) for op in ops if op.start_s is not None and op.end_s is not None
     ]
@@ -74,6 +76,8 @@ def overlap(trace: Trace) -> Overlap:
     for op, start_s, end_s in timed:
         if op.engine is not None:
             key = op.engine if is_single_device else f"gpu{op.device}:{op.engine}"
+            if not is_single_process:
+                key = f"process{op.process}:{key}"
             intervals.setdefault(key, []).append((start_s, end_s))
     busy_s = {key: _union_length(intervals[key]) for key in sorted(intervals)}
     any_s = _union_length(each for part in intervals.values() for each in part)

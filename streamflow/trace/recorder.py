@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from streamflow.backends.origin import describe
 from streamflow.runtime.core import Core
-from streamflow.runtime.instrument import Note
+from streamflow.runtime.instrument import Note, Ranges
 from streamflow.trace.model import (
     Contents,
     EdgeReason,
@@ -21,6 +21,7 @@ from streamflow.trace.model import (
     TracedMemory,
     TracedOp,
 )
+from streamflow.trace.nvtx_ranges import ranges_of
 from streamflow.trace.trace import Trace
 
 __all__ = ["MAX_OPS", "Recorder", "recording"]
@@ -63,7 +64,15 @@ class Recorder:
         Ops to keep; the oldest go first.
     """
 
-    __slots__ = ("_base_nbytes", "_device", "_notes", "_num_called", "_pinned", "is_over")
+    __slots__ = (
+        "_base_nbytes",
+        "_device",
+        "_notes",
+        "_num_called",
+        "_pinned",
+        "is_over",
+        "ranges",
+    )
 
     def __init__(self, device: TracedDevice, *, nbytes: int = 0, max_ops: int = MAX_OPS) -> None:
         self._device = device
@@ -72,6 +81,7 @@ class Recorder:
         self._pinned: deque[tuple[float, int]] = deque(maxlen=max_ops)
         self._num_called = 0
         self.is_over = False
+        self.ranges: Ranges | None = None
 
     def op_called(self, note: Note) -> None:
         """Note a new op, which is filled in as it goes its way."""
@@ -188,6 +198,7 @@ def _op(note: Note, began_s: float, lines: dict[object, str]) -> TracedOp:
         is_staged=note.is_staged,
         reads=tuple(dict.fromkeys(array for array, _ in note.reads)),
         writes=tuple(dict.fromkeys(array for array, _ in note.writes)),
+        error=note.error,
     )
 
 
@@ -221,6 +232,7 @@ def _recording(core: Core, max_ops: int) -> Iterator[Trace]:
             process_key=_PROCESS_KEY,
         )
         recorder = Recorder(device, nbytes=core.memory.live_nbytes, max_ops=max_ops)
+        recorder.ranges = ranges_of()
         return recorder
 
     core.tracer.start(begin)

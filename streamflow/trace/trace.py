@@ -19,6 +19,9 @@ from streamflow.trace.model import (
 if TYPE_CHECKING:
     from streamflow.runtime.op import Op
     from streamflow.trace.answers import Overlap
+    from streamflow.trace.critical import CriticalPath
+    from streamflow.trace.explain import Explanation
+    from streamflow.trace.hints import Hint
 
 __all__ = ["Trace"]
 
@@ -181,6 +184,62 @@ class Trace:
         from streamflow.trace.answers import overlap
 
         return overlap(self)
+
+    def critical_path(self) -> CriticalPath:
+        """The chain of ops and waits that made the run as long as it was."""
+        from streamflow.trace.critical import critical_path
+
+        return critical_path(self)
+
+    def explain(self, which: Op[Any] | TracedOp | int | str) -> Explanation:
+        """What an op waited for, from its call until the program knew its end.
+
+        Parameters
+        ----------
+        which : Op, TracedOp, int or str
+            As for :meth:`op`.
+
+        Raises
+        ------
+        LookupError
+            The trace has no such op, or several of that name.
+        """
+        from streamflow.trace.explain import explain
+
+        return explain(self, which)
+
+    def hints(self) -> tuple[Hint, ...]:
+        """What could be better, with the lines it was seen at; empty where nothing was found.
+
+        Each kind of hint looks for one mistake, whose thresholds are constants of
+        ``streamflow.trace.hints``.
+        """
+        from streamflow.trace.hints import hints
+
+        return hints(self)
+
+    def assert_overlap(self, ratio: float = 0.9) -> None:
+        """Fail where less of the copying and computing than ``ratio`` ran at the same time.
+
+        For CI: a change that makes a pipeline wait breaks a test then. On the simulator's
+        virtual clock the result is the same each time (rule R15).
+
+        Parameters
+        ----------
+        ratio : float
+            From 0 to 1: what :attr:`Overlap.ratio` must reach.
+
+        Raises
+        ------
+        AssertionError
+            It was less, or no op has a time. The message has the overlap, the longest gaps
+            with their causes, and the hints.
+        ValueError
+            ``ratio`` is no number from 0 to 1.
+        """
+        from streamflow.trace.assertion import assert_overlap
+
+        assert_overlap(self, ratio)
 
     # -- files -------------------------------------------------------------------------------
 
