@@ -1,0 +1,158 @@
+"""What each op waited for last, and the idle gaps of lanes that come of it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from streamflow.trace.model import EdgeReason, TracedEdge, TracedOp
+
+__all__ = ["Gap", "Wait", "gaps", "lane_of", "waits"]
+
+_NOTHING_SUBMITTED = "nothing was submitted"
+_NOTHING_UNTIL = "nothing was submitted until {} ended"
+_ENGINE_BUSY = "engine busy"
+
+_AT_ONCE_S = 2e-4  # a program that goes on within this goes on because of what it has seen
+
+Lane = tuple[int, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why an op did not start earlier.
+
+    Attributes
+    ----------
+    cause : str
+        The reason of an edge, ``"engine busy"``, or what it was on the host, in words, with
+        ``{}`` where the name of ``op`` belongs.
+    op : int or None
+        Id of the op that it waited for, or that the program had just seen end when it called
+        for this one; None where that was none.
+    """
+
+    cause: str
+    op: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Nothing ran on a lane from ``start_s`` to ``end_s``, when op ``before`` started."""
+
+    lane: Lane
+    start_s: float
+    end_s: float
+    before: int
+
+
+def lane_of(op: TracedOp) -> Lane:
+    """Process, device and stream."""
+    return op.process, op.device, op.stream
+
+
+def waits(ops: Sequence[TracedOp], edges: Iterable[TracedEdge]) -> dict[int, Wait]:
+    """What each started op waited for last, by id.
+
+    The op before it that ended last, where that was after the program had called for it and the
+    host had given it to its stream; what the host did, otherwise. An op that takes no time,
+    such as an allocation, is passed over for what it waited for itself.
+    """
+    by_id = {op.id: op for op in ops}
+    last: dict[int, tuple[float, bool, TracedEdge]] = {}
+    for edge in edges:
+        end_s, dst = by_id[edge.src].end_s, by_id[edge.dst]
+        if end_s is None or dst.start_s is None or end_s > dst.start_s + _slack(dst.start_s):
+            continue
+        # Of two that ended together, the one that says more than "the stream's order".
+        rank = (end_s, edge.reason is not EdgeReason.STREAM_ORDER)
+        if edge.dst not in last or rank > last[edge.dst][:2]:
+            last[edge.dst] = (*rank, edge)
+    seen = _Seen(ops)
+    found: dict[int, Wait] = {}
+    for op in ops:
+        if op.start_s is None:
+            continue
+        best = last.get(op.id)
+        wait = _wait(op, best and best[0], best and best[2], seen)
+        if wait.op is not None and not by_id[wait.op].duration_s:
+            behind = found.get(wait.op, wait)
+            is_order = wait.cause == EdgeReason.STREAM_ORDER.value and behind.op is not None
+            wait = Wait(wait.cause, behind.op) if is_order else behind
+        found[op.id] = wait
+    _add_busy_engines(ops, by_id, found)
+    return found
+
+
+class _Seen:
+    """The ops by when the loop saw them end."""
+
+    def __init__(self, ops: Iterable[TracedOp]) -> None:
+        ended = sorted(
+            (op.seen_s, op.engine is not None, op.id) for op in ops if op.seen_s is not None
+        )
+        self._moments = [seen_s for seen_s, _, _ in ended]
+        self._ids = [op_id for _, _, op_id in ended]
+
+    def just_before(self, op: TracedOp) -> int | None:
+        """The op whose end the program had just seen when it called for ``op``."""
+        place = bisect_right(self._moments, op.submitted_s + _slack(op.submitted_s))
+        if place and op.submitted_s - self._moments[place - 1] <= _AT_ONCE_S:
+            return self._ids[place - 1] if self._ids[place - 1] != op.id else None
+        return None
+
+
+def _wait(op: TracedOp, ended_s: float | None, edge: TracedEdge | None, seen: _Seen) -> Wait:
+    given_s = op.submitted_s if op.issued_s is None else max(op.issued_s, op.submitted_s)
+    if edge is not None and ended_s is not None and ended_s >= given_s:
+        return Wait(edge.reason.value, edge.src)
+    if op.needs and given_s > op.submitted_s:
+        return Wait(f"on the host: {op.needs[-1]}")
+    if given_s > op.submitted_s + _slack(given_s) and op.begun_s is not None:
+        return Wait("on the host: staging")
+    if edge is not None and ended_s is not None and ended_s > op.submitted_s:
+        return Wait(edge.reason.value, edge.src)
+    before = seen.just_before(op)
+    return Wait(_NOTHING_SUBMITTED if before is None else _NOTHING_UNTIL, before)
+
+
+def _add_busy_engines(
+    ops: Sequence[TracedOp], by_id: dict[int, TracedOp], found: dict[int, Wait]
+) -> None:
+    """Where an op started just when another stream's left its engine, that is the cause."""
+    ends: dict[tuple[int, int, str, float], TracedOp] = {}
+    for op in ops:
+        if op.engine is not None and op.end_s is not None and op.duration_s:
+            ends[op.process, op.device, op.engine, op.end_s] = op
+    for op in ops:
+        if op.engine is None or op.start_s is None:
+            continue
+        wait = found[op.id]
+        given_s = op.submitted_s if op.issued_s is None else op.issued_s
+        cause_s = given_s if wait.op is None else max(given_s, by_id[wait.op].end_s or 0.0)
+        left = ends.get((op.process, op.device, op.engine, op.start_s))
+        if left is not None and left.id != op.id and op.start_s > cause_s + _slack(op.start_s):
+            found[op.id] = Wait(_ENGINE_BUSY, left.id)
+
+
+def gaps(ops: Iterable[TracedOp]) -> list[Gap]:
+    """Where lanes that work on an engine had nothing to run, between two of their ops."""
+    lanes: dict[Lane, list[tuple[float, float, int]]] = {}
+    for op in ops:
+        if op.engine is not None and op.start_s is not None and op.end_s is not None:
+            lanes.setdefault(lane_of(op), []).append((op.start_s, op.end_s, op.id))
+    found = []
+    for lane, spans in lanes.items():
+        spans.sort()
+        busy_until_s = spans[0][1]
+        for start_s, end_s, op_id in spans:
+            if start_s > busy_until_s + _slack(start_s):
+                found.append(Gap(lane, busy_until_s, start_s, op_id))
+            busy_until_s = max(busy_until_s, end_s)
+    return found
+
+
+def _slack(moment_s: float) -> float:
+    """Less than this is no time: sums of floating-point numbers differ."""
+    return 1e-9 + abs(moment_s) * 1e-12
