@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from streamflow.trace.model import EdgeReason, TracedEdge, TracedOp
@@ -14,6 +14,7 @@ _NOTHING_SUBMITTED = "nothing was submitted"
 _NOTHING_UNTIL = "nothing was submitted until {} ended"
 _ENGINE_BUSY = "engine busy"
 
+_NUM_CAUSES_MAX = 3
 _AT_ONCE_S = 2e-4  # a program that goes on within this goes on because of what it has seen
 
 Lane = tuple[int, int, str]
@@ -39,12 +40,17 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Nothing ran on a lane from ``start_s`` to ``end_s``, when op ``before`` started."""
+    """Nothing ran on a lane from ``start_s`` to ``end_s``, when op ``before`` started.
+
+    ``waits`` are what that one waited for, what the op it waited for had waited for, and so on,
+    as far back as the gap goes.
+    """
 
     lane: Lane
     start_s: float
     end_s: float
     before: int
+    waits: tuple[Wait, ...]
 
 
 def lane_of(op: TracedOp) -> Lane:
@@ -113,6 +119,10 @@ def _wait(op: TracedOp, ended_s: float | None, edge: TracedEdge | None, seen: _S
         return Wait("on the host: staging")
     if edge is not None and ended_s is not None and ended_s > op.submitted_s:
         return Wait(edge.reason.value, edge.src)
+    return _not_called(op, seen)
+
+
+def _not_called(op: TracedOp, seen: _Seen) -> Wait:
     before = seen.just_before(op)
     return Wait(_NOTHING_SUBMITTED if before is None else _NOTHING_UNTIL, before)
 
@@ -136,21 +146,58 @@ def _add_busy_engines(
             found[op.id] = Wait(_ENGINE_BUSY, left.id)
 
 
-def gaps(ops: Iterable[TracedOp]) -> list[Gap]:
-    """Where lanes that work on an engine had nothing to run, between two of their ops."""
+def gaps(ops: Sequence[TracedOp], found: Mapping[int, Wait]) -> list[Gap]:
+    """Where lanes that work on an engine had nothing to run, between two of their ops.
+
+    Parameters
+    ----------
+    ops : sequence of TracedOp
+    found : mapping of int to Wait
+        What :func:`waits` says of them.
+    """
     lanes: dict[Lane, list[tuple[float, float, int]]] = {}
-    for op in ops:
+    for place, op in enumerate(ops):
         if op.engine is not None and op.start_s is not None and op.end_s is not None:
-            lanes.setdefault(lane_of(op), []).append((op.start_s, op.end_s, op.id))
-    found = []
+            lanes.setdefault(lane_of(op), []).append((op.start_s, op.end_s, place))
+    seen = _Seen(ops)
+    by_id = {op.id: op for op in ops}
+    idle = []
     for lane, spans in lanes.items():
         spans.sort()
         busy_until_s = spans[0][1]
-        for start_s, end_s, op_id in spans:
+        for start_s, end_s, place in spans:
             if start_s > busy_until_s + _slack(start_s):
-                found.append(Gap(lane, busy_until_s, start_s, op_id))
+                causes = _causes(ops[place], found, by_id, busy_until_s, seen)
+                idle.append(Gap(lane, busy_until_s, start_s, ops[place].id, causes))
             busy_until_s = max(busy_until_s, end_s)
-    return found
+    return idle
+
+
+def _causes(
+    op: TracedOp,
+    found: Mapping[int, Wait],
+    by_id: Mapping[int, TracedOp],
+    since_s: float,
+    seen: _Seen,
+) -> tuple[Wait, ...]:
+    causes: list[Wait] = []
+    while len(causes) < _NUM_CAUSES_MAX:
+        wait = _longest(op, found[op.id], since_s, seen)
+        causes.append(wait)
+        if wait.op is None or wait.cause == _NOTHING_UNTIL:
+            break
+        op = by_id[wait.op]
+        if op.start_s is None or op.start_s <= since_s + _slack(since_s):
+            break
+    return tuple(causes)
+
+
+def _longest(op: TracedOp, wait: Wait, since_s: float, seen: _Seen) -> Wait:
+    """``wait``, unless more of the gap had gone by before the program called for the op."""
+    given_s = op.submitted_s if op.issued_s is None else op.issued_s
+    if wait.op is None and op.submitted_s - since_s > given_s - op.submitted_s:
+        return _not_called(op, seen)
+    return wait
 
 
 def _slack(moment_s: float) -> float:

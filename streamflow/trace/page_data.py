@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from streamflow.trace.groups import synopsis
-from streamflow.trace.idle import gaps, lane_of, waits
+from streamflow.trace.idle import Gap, Wait, gaps, lane_of, waits
 from streamflow.trace.layout import place
 from streamflow.trace.looks import COLOURS, FAILED_COLOUR, printable
 from streamflow.trace.model import Contents, EdgeReason, TracedOp
@@ -40,6 +40,7 @@ def page_data(trace: Trace) -> Json:
     ops, lanes = contents.ops, _lanes(contents)
     place_of = {op.id: place for place, op in enumerate(ops)}
     overlap = trace.overlap()
+    found = waits(ops, contents.edges)
     table: dict[str, Json] = {
         "tick_s": clock.tick_s,
         "end": clock.end,
@@ -48,10 +49,10 @@ def page_data(trace: Trace) -> Json:
         "reasons": list(_REASONS),
         "arrays": _arrays(contents, texts),
         "lanes": _lane_titles(contents, lanes),
-        "waits": _waits(contents, place_of, texts),
-        "gaps": _gaps(ops, lanes, place_of, clock),
+        "waits": _waits((found.get(op.id) for op in ops), place_of, texts),
+        "gaps": _gaps(gaps(ops, found), lanes, place_of, texts, clock),
         "memory": _memory(contents, clock),
-        "critical": _pack(place_of[op_id] for op_id in _critical(contents)),
+        "critical": _pack(place_of[op_id] for op_id in _critical(ops, found)),
         "views": _views(trace, contents, place_of),
         "colours": {**COLOURS, "failed": FAILED_COLOUR},
         "num_dropped": contents.num_dropped,
@@ -191,27 +192,28 @@ def _arrays(contents: Contents, texts: _Texts) -> Json:
     }
 
 
-def _waits(contents: Contents, place_of: dict[int, int], texts: _Texts) -> Json:
-    found = waits(contents.ops, contents.edges)
-    each = [found.get(op.id) for op in contents.ops]
+def _waits(each: Iterable[Wait | None], place_of: dict[int, int], texts: _Texts) -> dict[str, Json]:
+    known = list(each)
     return {
-        "cause": _pack(texts(wait.cause if wait else None) for wait in each),
-        "op": _pack(place_of[wait.op] if wait and wait.op is not None else -1 for wait in each),
+        "cause": _pack(texts(wait.cause if wait else None) for wait in known),
+        "op": _pack(place_of[wait.op] if wait and wait.op is not None else -1 for wait in known),
     }
 
 
 def _gaps(
-    ops: Sequence[TracedOp],
+    idle: Sequence[Gap],
     lanes: dict[tuple[int, int, str], int],
     place_of: dict[int, int],
+    texts: _Texts,
     clock: _Clock,
 ) -> Json:
-    found = gaps(ops)
     return {
-        "lane": _pack(lanes[gap.lane] for gap in found),
-        "start": _pack(clock(gap.start_s) for gap in found),
-        "end": _pack(clock(gap.end_s) for gap in found),
-        "before": _pack(place_of[gap.before] for gap in found),
+        "lane": _pack(lanes[gap.lane] for gap in idle),
+        "start": _pack(clock(gap.start_s) for gap in idle),
+        "end": _pack(clock(gap.end_s) for gap in idle),
+        "before": _pack(place_of[gap.before] for gap in idle),
+        "num_causes": _pack(len(gap.waits) for gap in idle),
+        **_waits((wait for gap in idle for wait in gap.waits), place_of, texts),
     }
 
 
@@ -235,16 +237,17 @@ def _memory(contents: Contents, clock: _Clock) -> Json:
     ]
 
 
-def _critical(contents: Contents) -> list[int]:
+def _critical(ops: Sequence[TracedOp], found: dict[int, Wait]) -> list[int]:
     """Ids of the ops that led to the last end, each held up by the one before."""
-    ended = [op for op in contents.ops if op.end_s is not None]
+    ended = [op for op in ops if op.end_s is not None]
     if not ended:
         return []
-    found = waits(contents.ops, contents.edges)
     op_id: int | None = max(ended, key=lambda op: op.end_s or 0.0).id
     path: list[int] = []
-    while op_id is not None and op_id not in path:
+    known: set[int] = set()
+    while op_id is not None and op_id not in known:
         path.append(op_id)
+        known.add(op_id)
         op_id = found[op_id].op if op_id in found else None
     return path[::-1]
 
@@ -277,7 +280,7 @@ def _views(trace: Trace, contents: Contents, place_of: dict[int, int]) -> Json:
 
 
 def _scope_label(op: TracedOp) -> str:
-    return "outside of scopes" if op.scope is None else f"scope {op.scope}"
+    return "outside of scopes" if op.scope is None else op.scope
 
 
 def _name_label(op: TracedOp) -> str:

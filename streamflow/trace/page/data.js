@@ -110,12 +110,25 @@ function spellBytes(number) {
 
 const plural = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
 
-// What an op waited for last, in words.
-function causeOf(op) {
-  const cause = text(waits.cause[op]);
-  const other = waits.op[op];
+// What something waited for, in words: row `index` of `waits`, or of the causes of `gaps`.
+function spellWait(table, index) {
+  const cause = text(table.cause[index]);
+  const other = table.op[index];
   if (other < 0) return cause;
-  return cause.includes("{}") ? cause.replace("{}", () => clipped(nameOf(other), 80)) : `${cause}: ${nameOf(other)}`;
+  const name = clipped(nameOf(other), 80);
+  return cause.includes("{}") ? cause.replace("{}", () => name) : `${cause}: ${name}`;
+}
+
+const causeOf = (op) => spellWait(waits, op);
+
+// Why a lane stood still: what its next op waited for, what that one waited for, and so on.
+const firstCause = new Int32Array(gaps.lane.length + 1);
+gaps.num_causes.forEach((num, gap) => (firstCause[gap + 1] = firstCause[gap] + num));
+
+function causesOf(gap) {
+  const causes = [];
+  for (let row = firstCause[gap]; row < firstCause[gap + 1]; row++) causes.push(spellWait(gaps, row));
+  return causes;
 }
 
 function describeArray(index) {

@@ -248,8 +248,9 @@ class Graph {
       return;
     }
     if (toX <= fromX) {
-      const reach = Math.min(300, 60 + Math.abs(toY - fromY) / 3);
-      path.bezierCurveTo(fromX + reach, fromY, toX - reach, toY, toX, toY);
+      const above = Math.min(fromY, toY) - ROW * 1.4; // back, over what stands between
+      path.bezierCurveTo(fromX + 90, fromY, fromX + 40, above, (fromX + toX) / 2, above);
+      path.bezierCurveTo(toX - 40, above, toX - 90, toY, toX, toY);
       return;
     }
     let [x, y] = [fromX, fromY];
@@ -321,7 +322,7 @@ class Graph {
       pen.fillStyle = "#000";
       pen.textBaseline = "middle";
       pen.textAlign = "left";
-      const words = op < 0 ? this.view.label(node) : `${GLYPHS[ENGINES[this.view.engines[node]]]} ${nameOf(op)}`;
+      const words = op < 0 ? `${this.view.label(node)} \u00D7${this.view.opsOf(node).length}` : `${GLYPHS[ENGINES[this.view.engines[node]]]} ${nameOf(op)}`;
       pen.fillText(fitted(pen, words, NODE_WIDTH - 10), left + 5, top + NODE_HEIGHT / 2);
     }
     if (node === this.selectedNode || (op >= 0 && (isCritical[op] || isFailed(op)))) {

@@ -41,7 +41,7 @@ const aboutOp = (op) => {
   return [`${clipped(nameOf(op), 120)} on ${lanes[ops.lane[op]]}, ${ran}`, ops.start[op] < 0 ? "" : `before: ${clipped(causeOf(op), 100)}`, ...after]
     .filter(Boolean).join("\n");
 };
-const aboutGap = (gap) => `idle ${spellTicks(gaps.end[gap] - gaps.start[gap])}\nbefore ${clipped(nameOf(gaps.before[gap]), 80)}: ${causeOf(gaps.before[gap])}`;
+const aboutGap = (gap) => `idle ${spellTicks(gaps.end[gap] - gaps.start[gap])}\nuntil ${clipped(nameOf(gaps.before[gap]), 80)}\n\u2190 ${causesOf(gap).join("\n\u2190 ")}`;
 const aboutGroup = (node) => `${clipped(graph.view.label(node), 120)}: ${plural(graph.view.opsOf(node).length, "op")}`;
 
 function tip(event, words) {
@@ -249,8 +249,8 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
 // -- begin
 
 $("facts").textContent = [
-  raw.title, plural(numOps, "op"), plural(edges.src.length, "edge"),
-  `span ${spellTicks(raw.overlap.span_s / raw.tick_s)}`, `overlap ${Math.round(raw.overlap.ratio * 100)}%`,
+  plural(numOps, "op"), plural(edges.src.length, "edge"),
+  `span ${spellTicks(raw.overlap.span_s / raw.tick_s)}`, `overlap ${Math.round(raw.overlap.ratio * 100)}%`, raw.title,
 ].filter(Boolean).join(" \u00B7 ");
 $("legend").append(...ENGINES.map((engine, index) => {
   const sample = element("i", { textContent: GLYPHS[engine] });
@@ -274,7 +274,7 @@ window.streamflow = Object.freeze({
     range: [timeline.from * raw.tick_s, timeline.to * raw.tick_s],
     hovered: timeline.hovered < 0 ? null : ops.id[timeline.hovered],
     critical: idsOf(critical),
-    gaps: Array.from(gaps.lane.slice(0, 1000).keys(), (gap) => ({ lane: lanes[gaps.lane[gap]], cause: causeOf(gaps.before[gap]) })),
+    gaps: Array.from(gaps.lane.slice(0, 1000).keys(), (gap) => ({ lane: lanes[gaps.lane[gap]], cause: causesOf(gap).join(" \u2190 ") })),
   }),
   // Where on the page an op is drawn; of a group, by the id of one of its ops.
   whereInGraph: (id) => inPage(graph.canvas, graph.onScreen(graph.view.nodeOf(ops.id.indexOf(id)))),

@@ -1,57 +1,48 @@
 // The axis of time, and below it memory in use and pinned.
 
+const STRIP = 52; // of one device
+
 function drawMemory(timeline) {
   const canvas = timeline.memoryCanvas;
+  canvas.style.height = `${AXIS + Math.max(1, memory.length) * STRIP}px`;
   const pen = prepared(canvas);
   const [ink, soft, line] = [css("--ink"), css("--soft"), css("--line")];
   const [width, height] = [canvas.clientWidth, canvas.clientHeight];
   pen.font = "11px system-ui, sans-serif";
   pen.textBaseline = "middle";
   drawAxis(pen, timeline, width, { soft, line });
-  const [top, bottom] = [AXIS + 8, height - 6];
-  let most = 1;
-  for (const { used, pinned } of memory) {
-    for (const nbytes of used) most = Math.max(most, nbytes);
-    for (const nbytes of pinned) most = Math.max(most, nbytes);
-  }
-  pen.fillStyle = ink;
-  pen.textAlign = "left";
-  pen.font = "600 12px system-ui, sans-serif";
-  pen.fillText("memory", 12, top + 4);
-  pen.font = "11px system-ui, sans-serif";
-  pen.fillStyle = soft;
-  if (memory.length) pen.fillText(spellBytes(most), 70, top + 4); // where the curves' top is
-  if (!memory.length) {
+  const title = (words, y) => {
+    pen.textAlign = "left";
+    pen.font = "600 12px system-ui, sans-serif";
+    pen.fillStyle = ink;
+    pen.fillText(fitted(pen, words, GUTTER - 20), 12, y);
+    pen.font = "11px system-ui, sans-serif";
     pen.fillStyle = soft;
-    pen.fillText("not recorded", GUTTER + 8, (top + bottom) / 2);
-    return;
+  };
+  if (!memory.length) {
+    title("memory", AXIS + STRIP / 2);
+    pen.fillText("not recorded", GUTTER + 8, AXIS + STRIP / 2);
   }
-  legend(pen, 12, top + 21, css("--used"), [], "in use");
-  legend(pen, 12, top + 37, css("--pinned"), [4, 3], "pinned");
-  pen.save();
-  pen.beginPath();
-  pen.rect(GUTTER, 0, width - GUTTER, height);
-  pen.clip();
-  const yOf = (nbytes) => bottom - (nbytes / most) * (bottom - top);
-  for (const curve of memory) {
-    stroke(pen, timeline, curve.time, curve.used, yOf, { colour: css("--used"), dash: [], isFilled: memory.length === 1 });
+  memory.forEach((curve, index) => {
+    const top = AXIS + index * STRIP + 7;
+    const bottom = AXIS + (index + 1) * STRIP - 5;
+    curve.most ??= Math.max(1, largest(curve.used), largest(curve.pinned));
+    title(`memory ${curve.title}`, top + 8);
+    pen.fillText(`to ${spellBytes(curve.most)}`, 12, top + 25);
+    pen.fillStyle = line;
+    pen.fillRect(0, AXIS + (index + 1) * STRIP - 1, width, 1);
+    pen.save();
+    pen.beginPath();
+    pen.rect(GUTTER, 0, width - GUTTER, height);
+    pen.clip();
+    const yOf = (nbytes) => bottom - (nbytes / curve.most) * (bottom - top);
+    stroke(pen, timeline, curve.time, curve.used, yOf, { colour: css("--used"), dash: [], isFilled: true });
     stroke(pen, timeline, curve.time, curve.pinned, yOf, { colour: css("--pinned"), dash: [4, 3] });
-  }
-  pen.restore();
+    pen.restore();
+  });
 }
 
-function legend(pen, x, y, colour, dash, words) {
-  pen.strokeStyle = colour;
-  pen.lineWidth = 2;
-  pen.setLineDash(dash);
-  pen.beginPath();
-  pen.moveTo(x, y);
-  pen.lineTo(x + 22, y);
-  pen.stroke();
-  pen.setLineDash([]);
-  pen.fillStyle = css("--ink");
-  pen.fillText(words, x + 28, y);
-}
+const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);
 
 // Steps: a value holds until the next one. Many within a pixel become their extremes.
 function stroke(pen, timeline, time, values, yOf, { colour, dash, isFilled }) {

@@ -56,7 +56,7 @@ function gapList() {
   return element("ul", {}, ...longest.map((gap) => link(
     gaps.before[gap],
     `${lanes[gaps.lane[gap]]}: ${spellTicks(gaps.end[gap] - gaps.start[gap])}`,
-    causeOf(gaps.before[gap]),
+    causesOf(gap).join(" \u2190 "),
   )));
 }
 

@@ -305,13 +305,13 @@ class Timeline {
       pen.fillRect(left, top + 1, width, 2);
       pen.fillRect(left, top + BAR - 3, width, 2);
     }
-    if (width > 26) {
+    if (width > 20) {
       pen.font = "11px system-ui, sans-serif";
       pen.textBaseline = "middle";
       pen.textAlign = "left";
       pen.fillStyle = "#000";
       const from = Math.max(left, GUTTER) + 5;
-      const words = `${GLYPHS[ENGINES[ops.engine[op]]]} ${nameOf(op)}`;
+      const words = GLYPHS[ENGINES[ops.engine[op]]] + (width > 48 ? ` ${nameOf(op)}` : "");
       pen.fillText(fitted(pen, words, Math.min(right, this.width) - from - 4), from, top + BAR / 2);
     }
     pen.globalAlpha = 1;
@@ -356,7 +356,7 @@ class Timeline {
       pen.fillStyle = this.hatch;
       pen.fillRect(left, lane.top + LANE_PAD + 1, right - left, height);
       if (right - left < 44) continue;
-      const words = fitted(pen, causeOf(gaps.before[gap]), right - left - 12);
+      const words = fitted(pen, causesOf(gap).join(" \u2190 "), right - left - 12);
       if (words.length < 4) continue;
       const middle = lane.top + LANE_PAD + 1 + height / 2;
       pen.fillStyle = this.colours.paper;

@@ -30,14 +30,14 @@ function finished(view) {
   view.label = (node) => {
     const op = view.opOf(node);
     if (op >= 0) return nameOf(op);
-    return `${view.labels[node]} \u00D7${view.opsOf(node).length}`;
+    return view.labels[node];
   };
   view.engine = (node) => (view.members ? commonEngine(view.members[node]) : ops.engine[node]);
   view.engines = Uint8Array.from({ length: view.size }, (_, node) => view.engine(node));
   view.isStack = Uint8Array.from({ length: view.size }, (_, node) => view.opOf(node) < 0);
   view.detail = (node) => {
     const op = view.opOf(node);
-    if (op < 0) return commonLane(view.opsOf(node));
+    if (op < 0) return `${plural(view.opsOf(node).length, "op")} ${commonLane(view.opsOf(node))}`;
     const facts = [];
     if (ops.nbytes[op]) facts.push(spellBytes(ops.nbytes[op]));
     if (ops.end[op] >= 0) facts.push(spellTicks(ops.end[op] - ops.start[op]));

@@ -90,7 +90,32 @@ def test_gaps_lie_between_ops_of_a_lane_on_an_engine() -> None:
         op(8, 0.0, 1.0, stream="host", engine=None),
         op(9, 2.0, 3.0, stream="host", engine=None),
     ]
-    assert gaps(ops) == [
-        Gap((0, 0, "compute0"), 4.0, 6.0, 4),
-        Gap((0, 1, "compute0"), 1.0, 2.0, 7),
+    wait = (Wait("nothing was submitted"),)
+    assert gaps(ops, waits(ops, [])) == [
+        Gap((0, 0, "compute0"), 4.0, 6.0, 4, wait),
+        Gap((0, 1, "compute0"), 1.0, 2.0, 7, wait),
     ]
+
+
+def test_of_staging_and_a_late_call_a_gap_names_the_longer() -> None:
+    ops = [
+        op(1, 0.0, 1.0),
+        op(2, 5.0, 6.0, submitted_s=4.0, begun_s=4.0, issued_s=5.0),
+        op(3, 10.0, 11.0, submitted_s=7.0, begun_s=7.0, issued_s=10.0),
+    ]
+    late, staged = gaps(ops, waits(ops, []))
+    assert late.waits == (Wait("nothing was submitted"),)
+    assert staged.waits == (Wait("on the host: staging"),)
+
+
+def test_the_causes_of_a_gap_go_back_as_far_as_it_goes() -> None:
+    copy = {"stream": "h2d", "engine": "h2d", "kind": "put"}
+    ops = [
+        op(1, 0.0, 1.0),
+        op(2, 0.5, 4.0, **copy),
+        op(3, 4.0, 5.0, **copy),
+        op(4, 5.0, 6.0),
+    ]
+    edges = [edge(3, 4), edge(2, 3, EdgeReason.STREAM_ORDER)]
+    (gap,) = gaps(ops, waits(ops, edges))
+    assert gap.waits == (Wait("read-after-write", 3), Wait("stream-order", 2))
