@@ -225,10 +225,12 @@ def _memory(contents: Contents, clock: _Clock) -> Json:
         if curve and curve[-1][0] == step[0]:
             curve.pop()  # only the last of one moment is ever seen
         curve.append(step)
-    has_several = len(curves) > 1
+    has_processes = len({process for process, _ in curves}) > 1
+    has_devices = len(curves) > 1
     return [
         {
-            "title": f"process {process} gpu{device}" if has_several else "",
+            "title": (f"process {process} " if has_processes else "")
+            + (f"gpu{device}" if has_devices else ""),
             "time": _pack(time for time, _, _ in curve),
             "used": _pack(used for _, used, _ in curve),
             "pinned": _pack(pinned for _, _, pinned in curve),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,17 @@ def test_five_thousand_ops_are_drawn_one_by_one(show: Show) -> None:
     shown.page.fill("#query", "get#3000")
     shown.press("Enter")
     assert set(shown.state()["lit"]) == ancestors(trace, 3000)
+
+
+@pytest.mark.parametrize("num_ops", [0, 1])
+def test_a_trace_of_hardly_anything_opens(show: Show, num_ops: int) -> None:
+    unfinished = [replace(op, start_s=None, end_s=None, state="parked") for op in odd().ops]
+    shown = show(sf.Trace.of(unfinished[:num_ops]))
+    assert shown.state()["numNodes"] == num_ops
+    shown.press("/", "Escape", "Enter", "+", "]", "p", "Tab", "Tab")
+    if num_ops:
+        assert shown.state()["selected"] == 0
+        assert "no time on the device yet" in shown.panel()
 
 
 def odd() -> sf.Trace:

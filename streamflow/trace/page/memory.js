@@ -27,7 +27,7 @@ function drawMemory(timeline) {
     const top = AXIS + index * STRIP + 7;
     const bottom = AXIS + (index + 1) * STRIP - 5;
     curve.most ??= Math.max(1, largest(curve.used), largest(curve.pinned));
-    title(`memory ${curve.title}`, top + 8);
+    title(curve.title || "memory", top + 8);
     pen.fillText(`to ${spellBytes(curve.most)}`, 12, top + 25);
     pen.fillStyle = line;
     pen.fillRect(0, AXIS + (index + 1) * STRIP - 1, width, 1);

@@ -94,7 +94,7 @@ def test_times_and_bytes_keep_their_size() -> None:
 def test_memory_is_a_curve_for_each_device() -> None:
     memory = [TracedMemory(0.0, 1, 2, 0), TracedMemory(0.0, 3, 4, 0), TracedMemory(1.0, 5, 6, 1)]
     data: Any = page_data(Trace.of([op(1)], memory=memory))
-    assert [curve["title"] for curve in data["memory"]] == ["process 0 gpu0", "process 0 gpu1"]
+    assert [curve["title"] for curve in data["memory"]] == ["gpu0", "gpu1"]
     assert column(data["memory"][0]["used"]) == [3]  # the last of one moment
 
 
