@@ -75,9 +75,14 @@ class _Texts:
 
     def __init__(self) -> None:
         self.all: dict[str, int] = {}
+        self._known: dict[str | None, int] = {None: -1}
 
     def __call__(self, text: str | None) -> int:
-        return -1 if text is None else self.all.setdefault(printable(text), len(self.all))
+        if text in self._known:
+            return self._known[text]
+        assert text is not None
+        number = self._known[text] = self.all.setdefault(printable(text), len(self.all))
+        return number
 
 
 class _Clock:

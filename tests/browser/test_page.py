@@ -87,6 +87,7 @@ def test_a_click_lights_exactly_the_ancestors(show: Show, trace: sf.Trace, kind:
     assert state["selected"] == op_id
     assert set(state["lit"]) == ancestors(trace, op_id)
     assert 0 < len(state["lit"]) < len(trace.ops) - 1
+    assert state["numLit"] == [len(state["lit"])] * 2
 
 
 def test_a_click_on_the_timeline_selects_in_the_graph_too(show: Show, trace: sf.Trace) -> None:

@@ -322,7 +322,10 @@ class Graph {
       pen.fillStyle = "#000";
       pen.textBaseline = "middle";
       pen.textAlign = "left";
-      const words = op < 0 ? `${this.view.label(node)} \u00D7${this.view.opsOf(node).length}` : `${GLYPHS[ENGINES[this.view.engines[node]]]} ${nameOf(op)}`;
+      const sign = op < 0 ? "" : `${GLYPHS[ENGINES[this.view.engines[node]]]} `;
+      const count = op < 0 ? ` \u00D7${this.view.opsOf(node).length}` : "";
+      let words = sign + this.view.label(node) + count;
+      if (count && pen.measureText(words).width > NODE_WIDTH - 10) words = this.view.label(node);
       pen.fillText(fitted(pen, words, NODE_WIDTH - 10), left + 5, top + NODE_HEIGHT / 2);
     }
     if (node === this.selectedNode || (op >= 0 && (isCritical[op] || isFailed(op)))) {

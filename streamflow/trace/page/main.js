@@ -271,6 +271,8 @@ window.streamflow = Object.freeze({
     lit: page.lit && idsOf(page.lit),
     matches: idsOf(page.matches),
     graph: { scale: graph.scale, x: graph.x, y: graph.y },
+    // How many ops each part shows as lit: the selection is one and the same in all.
+    numLit: page.lit && [graph.lit, timeline.lit].map((lit) => lit.size),
     range: [timeline.from * raw.tick_s, timeline.to * raw.tick_s],
     hovered: timeline.hovered < 0 ? null : ops.id[timeline.hovered],
     critical: idsOf(critical),
