@@ -38,7 +38,7 @@ def test_c48_a_hundred_thousand_ops_open_as_groups_that_open(show: Show) -> None
         shown.click_in_graph(op_id)
         after = shown.state()
         assert after["depth"] > before["depth"] or after["selected"] == op_id
-        assert after["numNodes"] <= 300
+        assert after["numNodes"] <= 900  # with neighbours
     assert shown.state()["selected"] == op_id
     assert set(shown.state()["lit"]) == ancestors(trace, op_id)
 

@@ -212,6 +212,26 @@ def test_collapse_puts_ops_into_groups_that_open(
     assert shown.state()["numNodes"] == num
 
 
+def test_an_open_group_may_be_shown_with_its_neighbours(show: Show, trace: sf.Trace) -> None:
+    shown = show(trace)
+    shown.choose("name")
+    launch = named(trace, "launch")
+    shown.click_in_graph(launch)
+    assert shown.state()["numNodes"] == 8
+    shown.page.check("#around")
+    launches = {op.id for op in trace.ops if op.kind == "launch"}
+    tied = {
+        end
+        for edge in trace.edges
+        if edge.reason is not EdgeReason.STREAM_ORDER and {edge.src, edge.dst} & launches
+        for end in (edge.src, edge.dst)
+    }
+    assert shown.state()["numNodes"] == len(tied | launches) > 8
+    before = min(tied - launches)
+    shown.click_in_graph(before)
+    assert shown.state()["selected"] == before
+
+
 def test_a_selection_stays_when_ops_are_collapsed(show: Show, trace: sf.Trace) -> None:
     shown = show(trace)
     op_id = named(trace, "get", 4)

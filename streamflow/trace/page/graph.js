@@ -9,6 +9,7 @@ const SCALE_MAX = 4;
 const SCALE_LABELLED = 0.28; // below it, blocks of colour
 const SCALE_READ = 0.8; // where text is comfortable
 const DIM = 0.22;
+const GUEST = 0.55; // beside the members of a group that is open
 
 class Graph {
   constructor(canvas, { onPick, onHover }) {
@@ -306,7 +307,7 @@ class Graph {
     for (let node = 0; node < view.size; node++) {
       if (left[node] > seen.right || left[node] + NODE_WIDTH < seen.left
         || top[node] > seen.bottom || top[node] + NODE_HEIGHT < seen.top) continue;
-      pen.globalAlpha = isLit && !isLit[node] ? DIM : 1;
+      pen.globalAlpha = isLit && !isLit[node] ? DIM : view.isGuest?.[node] ? GUEST : 1;
       if (isSmall) this.drawBlock(pen, node, look);
       else this.drawCard(pen, node, look);
     }

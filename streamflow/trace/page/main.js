@@ -98,13 +98,14 @@ function leave() {
 function open(node) {
   const { view } = graph;
   const label = view.label(node);
-  enter(openGroup(view.opsOf(node), label));
+  enter(openGroup(view.opsOf(node), label, $("around").checked));
   if (page.selected >= 0 && graph.view.nodeOf(page.selected) < 0) select(-1);
   else if (page.selected < 0) showOverview($("panel"), graph.view);
   announce(`Opened ${label}, ${plural(graph.view.size, "node")}`);
 }
 
 function showTrail() {
+  $("around").parentElement.hidden = page.trail.length < 2;
   $("trail").replaceChildren(...page.trail.slice(0, -1).map((view, depth) => {
     const button = element("button", { type: "button", textContent: `\u2039 ${clipped(view.title, 28)}` });
     button.addEventListener("click", () => {
@@ -118,6 +119,7 @@ function showTrail() {
 function choose(key) {
   const view = readView(views.get(key));
   view.title = TITLES[key];
+  $("around").checked = key === "synopsis"; // ops of one kind say little by themselves
   page.trail = [];
   enter(view);
   if (page.selected >= 0) graph.centre(view.nodeOf(page.selected), graph.scale);
@@ -185,6 +187,11 @@ $("view").addEventListener("change", () => choose($("view").value));
 $("order").addEventListener("change", () => {
   graph.showsOrder = $("order").checked;
   select(page.selected, { moves: false });
+});
+$("around").addEventListener("change", () => {
+  const { inside, label } = page.trail.pop().opened;
+  enter(openGroup(inside, label, $("around").checked));
+  select(graph.view.nodeOf(page.selected) < 0 ? -1 : page.selected, { moves: false });
 });
 $("panel").addEventListener("click", (event) => {
   const op = event.target.closest("button[data-op]")?.dataset.op;

@@ -68,9 +68,10 @@ function commonLane(members) {
   return `on ${some}${found.size > 2 ? ", .." : ""}`;
 }
 
-// The members of a group, as a view of their own.
-function openGroup(members, label) {
-  const chunks = members.length > MEMBERS_MAX;
+// The members of a group, as a view of their own; `around`, with what they are tied to by data.
+function openGroup(inside, label, around) {
+  const chunks = inside.length > MEMBERS_MAX;
+  const members = around && !chunks ? withNeighbours(inside) : inside;
   const size = Math.ceil(members.length / Math.min(PARTS_MAX, Math.ceil(members.length / MEMBERS_MAX)));
   const num = chunks ? Math.ceil(members.length / size) : members.length;
   const ofOp = new Int32Array(numOps).fill(-1);
@@ -102,7 +103,19 @@ function openGroup(members, label) {
     bendX: [], bendY: [], firstBend: new Int32Array(list.length + 1),
     ...placed(num, list),
   };
+  const isInside = new Set(inside);
+  view.isGuest = Uint8Array.from({ length: num }, (_, node) => (chunks || isInside.has(members[node]) ? 0 : 1));
+  view.opened = { inside, label };
   return finished(view);
+}
+
+function withNeighbours(inside) {
+  const found = new Set(inside);
+  for (const op of inside) {
+    for (const edge of incoming(op)) if (edges.reason[edge] !== STREAM_ORDER) found.add(edges.src[edge]);
+    for (const edge of outgoing(op)) if (edges.reason[edge] !== STREAM_ORDER) found.add(edges.dst[edge]);
+  }
+  return [...found].sort((a, b) => a - b);
 }
 
 // In order of the program, in lines; what depends on its neighbour stands beside it.
