@@ -13,7 +13,10 @@ __all__ = ["Gap", "Wait", "gaps", "lane_of", "waits"]
 _NOTHING_SUBMITTED = "nothing was submitted"
 _NOTHING_UNTIL = "nothing was submitted until {} ended"
 _ENGINE_BUSY = "engine busy"
+_DEVICE = "the device was late to begin"
+_ONE_AT_A_TIME = ("h2d", "d2h")
 
+_SOON_S = 2e-5  # between two pieces of work on one engine
 _NUM_CAUSES_MAX = 3
 _AT_ONCE_S = 2e-4  # a program that goes on within this goes on because of what it has seen
 
@@ -92,33 +95,46 @@ def waits(ops: Sequence[TracedOp], edges: Iterable[TracedEdge]) -> dict[int, Wai
 
 
 class _Seen:
-    """The ops by when the loop saw them end."""
+    """The ops of each process by when the loop saw them end."""
 
     def __init__(self, ops: Iterable[TracedOp]) -> None:
-        ended = sorted(
-            (op.seen_s, op.engine is not None, op.id) for op in ops if op.seen_s is not None
-        )
-        self._moments = [seen_s for seen_s, _, _ in ended]
-        self._ids = [op_id for _, _, op_id in ended]
+        ended: dict[int, list[tuple[float, bool, int]]] = {}
+        for op in ops:
+            if op.seen_s is not None:
+                key = (op.seen_s, op.engine is not None, op.id)
+                ended.setdefault(op.process, []).append(key)
+        self._ended = {process: sorted(keys) for process, keys in ended.items()}
 
     def just_before(self, op: TracedOp) -> int | None:
         """The op whose end the program had just seen when it called for ``op``."""
-        place = bisect_right(self._moments, op.submitted_s + _slack(op.submitted_s))
-        if place and op.submitted_s - self._moments[place - 1] <= _AT_ONCE_S:
-            return self._ids[place - 1] if self._ids[place - 1] != op.id else None
+        ended = self._ended.get(op.process, [])
+        until = (op.submitted_s + _slack(op.submitted_s), True, op.id)
+        place = bisect_right(ended, until) - 1
+        if place >= 0 and op.submitted_s - ended[place][0] <= _AT_ONCE_S:
+            return ended[place][2] if ended[place][2] != op.id else None
         return None
 
 
+def _given_s(op: TracedOp) -> float:
+    """When the host had done its part."""
+    return op.submitted_s if op.issued_s is None else max(op.issued_s, op.submitted_s)
+
+
 def _wait(op: TracedOp, ended_s: float | None, edge: TracedEdge | None, seen: _Seen) -> Wait:
-    given_s = op.submitted_s if op.issued_s is None else max(op.issued_s, op.submitted_s)
+    given_s = _given_s(op)
+    has_edge = edge is not None and ended_s is not None and ended_s > op.submitted_s
     if edge is not None and ended_s is not None and ended_s >= given_s:
+        return Wait(edge.reason.value, edge.src)
+    if edge is not None and has_edge and edge.reason is EdgeReason.CAPACITY:
         return Wait(edge.reason.value, edge.src)
     if op.needs and given_s > op.submitted_s:
         return Wait(f"on the host: {op.needs[-1]}")
     if given_s > op.submitted_s + _slack(given_s) and op.begun_s is not None:
         return Wait("on the host: staging")
-    if edge is not None and ended_s is not None and ended_s > op.submitted_s:
+    if edge is not None and has_edge:
         return Wait(edge.reason.value, edge.src)
+    if op.start_s is not None and op.start_s - given_s > _SOON_S:
+        return Wait(_DEVICE)
     return _not_called(op, seen)
 
 
@@ -131,19 +147,27 @@ def _add_busy_engines(
     ops: Sequence[TracedOp], by_id: dict[int, TracedOp], found: dict[int, Wait]
 ) -> None:
     """Where an op started just when another stream's left its engine, that is the cause."""
-    ends: dict[tuple[int, int, str, float], TracedOp] = {}
+    ends: dict[tuple[int, int, str], list[tuple[float, int]]] = {}
     for op in ops:
         if op.engine is not None and op.end_s is not None and op.duration_s:
-            ends[op.process, op.device, op.engine, op.end_s] = op
+            ends.setdefault((op.process, op.device, op.engine), []).append((op.end_s, op.id))
+    for each in ends.values():
+        each.sort()
     for op in ops:
         if op.engine is None or op.start_s is None:
             continue
         wait = found[op.id]
-        given_s = op.submitted_s if op.issued_s is None else op.issued_s
-        cause_s = given_s if wait.op is None else max(given_s, by_id[wait.op].end_s or 0.0)
-        left = ends.get((op.process, op.device, op.engine, op.start_s))
-        if left is not None and left.id != op.id and op.start_s > cause_s + _slack(op.start_s):
-            found[op.id] = Wait(_ENGINE_BUSY, left.id)
+        behind_s = 0.0 if wait.op is None else by_id[wait.op].end_s or 0.0
+        on_engine = ends.get((op.process, op.device, op.engine), [])
+        place = bisect_right(on_engine, (op.start_s + _slack(op.start_s), op.id - 1)) - 1
+        if place < 0:
+            continue
+        left_s, left = on_engine[place]
+        is_later = left_s > max(_given_s(op), behind_s) + _slack(left_s)
+        # Many kernels run at a time: only of one that ended at that very moment is it sure.
+        soon_s = _SOON_S if op.engine in _ONE_AT_A_TIME else _slack(left_s)
+        if left != op.id and is_later and op.start_s - left_s <= soon_s:
+            found[op.id] = Wait(_ENGINE_BUSY, left)
 
 
 def gaps(ops: Sequence[TracedOp], found: Mapping[int, Wait]) -> list[Gap]:
@@ -194,8 +218,8 @@ def _causes(
 
 def _longest(op: TracedOp, wait: Wait, since_s: float, seen: _Seen) -> Wait:
     """``wait``, unless more of the gap had gone by before the program called for the op."""
-    given_s = op.submitted_s if op.issued_s is None else op.issued_s
-    if wait.op is None and op.submitted_s - since_s > given_s - op.submitted_s:
+    assert op.start_s is not None
+    if wait.op is None and op.submitted_s - since_s > op.start_s - op.submitted_s:
         return _not_called(op, seen)
     return wait
 

@@ -74,6 +74,33 @@ def test_another_stream_that_left_the_engine_then_is_the_cause() -> None:
     assert waits(ops, [])[2] == Wait("engine busy", 1)
 
 
+def test_a_copy_engine_may_take_a_moment_to_change_over() -> None:
+    copies = {"engine": "d2h"}
+    ops = [op(1, 0.0, 1.0, stream="a", **copies), op(2, 1.00001, 2.0, stream="b", **copies)]
+    assert waits(ops, [])[2] == Wait("engine busy", 1)
+
+
+def test_kernels_that_run_beside_each_other_do_not_wait_for_each_other() -> None:
+    ops = [op(1, 0.0, 1.0), op(2, 1.00001, 2.0, stream="compute1")]
+    assert waits(ops, [])[2] == Wait("the device was late to begin")
+
+
+def test_what_made_room_is_the_cause_of_parking() -> None:
+    ops = [
+        op(1, 0.0, 1.0, seen_s=1.0),
+        op(2, 1.2, 2.0, issued_s=1.1, needs=("room in the window",)),
+    ]
+    assert waits(ops, [edge(1, 2, EdgeReason.CAPACITY)])[2] == Wait("capacity", 1)
+
+
+def test_the_program_of_another_process_did_not_see_it() -> None:
+    ops = [
+        op(1, 0.0, 1.0, seen_s=1.0),
+        op(2, 1.0, 2.0, submitted_s=1.0, issued_s=1.0, process=1),
+    ]
+    assert waits(ops, [])[2] == Wait("nothing was submitted")
+
+
 def test_an_op_without_times_has_no_wait() -> None:
     assert waits([op(1, None, None)], []) == {}
 
@@ -90,7 +117,7 @@ def test_gaps_lie_between_ops_of_a_lane_on_an_engine() -> None:
         op(8, 0.0, 1.0, stream="host", engine=None),
         op(9, 2.0, 3.0, stream="host", engine=None),
     ]
-    wait = (Wait("nothing was submitted"),)
+    wait = (Wait("the device was late to begin"),)
     assert gaps(ops, waits(ops, [])) == [
         Gap((0, 0, "compute0"), 4.0, 6.0, 4, wait),
         Gap((0, 1, "compute0"), 1.0, 2.0, 7, wait),
