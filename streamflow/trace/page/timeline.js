@@ -17,12 +17,11 @@ class Timeline {
     this.hovered = -1;
     this.lit = null;
     this.frame = 0;
+    this.width = canvas.clientWidth; // kept: asking the page for each bar takes long
     this.arrange();
     this.fit();
     this.listen(onPick, onHover);
   }
-
-  get width() { return this.canvas.clientWidth; }
 
   // Rows of bars that don't overlap; what takes no time on a lane is a tick under them.
   arrange() {
@@ -207,7 +206,10 @@ class Timeline {
         if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) this.pan(event.deltaX || step);
         else this.zoom(Math.exp(-step / 400), event.offsetX);
       }, { passive: false });
-      new ResizeObserver(() => this.redraw()).observe(canvas);
+      new ResizeObserver(() => {
+        this.width = this.canvas.clientWidth;
+        this.redraw();
+      }).observe(canvas);
     }
   }
 
