@@ -127,4 +127,5 @@ def test_the_notebook_shows_the_page_in_a_frame(
     page = opened(notebook).page
     frame = page.frames[1]
     frame.wait_for_function("window.streamflow")
+    frame.wait_for_function("streamflow.state().graph.scale > 0.2")  # it knows its size later
     assert frame.evaluate("streamflow.state().numNodes") == len(trace.ops)

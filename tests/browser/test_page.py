@@ -161,6 +161,18 @@ def test_wheel_and_buttons_zoom_the_graph(show: Show, trace: sf.Trace) -> None:
     assert shown.state()["graph"]["scale"] == pytest.approx(before)
 
 
+def test_the_whole_stays_in_sight_when_the_window_changes(show: Show, trace: sf.Trace) -> None:
+    shown = show(trace)
+    before = shown.state()["graph"]["scale"]
+    shown.page.set_viewport_size({"width": 1000, "height": 700})
+    shown.page.wait_for_function("scale => streamflow.state().graph.scale < scale", arg=before)
+    shown.page.click('[data-zoom="graph in"]')
+    zoomed = shown.state()["graph"]["scale"]
+    shown.page.set_viewport_size({"width": 1280, "height": 800})
+    shown.page.wait_for_function("document.documentElement.clientWidth === 1280")
+    assert shown.state()["graph"]["scale"] == zoomed
+
+
 def test_dragging_moves_the_graph_and_selects_nothing(show: Show, trace: sf.Trace) -> None:
     shown = show(trace)
     before = shown.state()["graph"]

@@ -22,6 +22,7 @@ class Graph {
     this.selectedNode = -1;
     this.lit = null; // a set of ops
     this.showsOrder = true;
+    this.isFitted = true; // until someone moves the view, it shows all, whatever its size
     this.frame = 0;
     this.listen(onPick, onHover);
   }
@@ -68,6 +69,7 @@ class Graph {
     this.scale = Math.min(1.1, Math.max(SCALE_MIN, scale));
     this.x = this.extent.width / 2 - this.width / 2 / this.scale;
     this.y = this.extent.height / 2 - this.height / 2 / this.scale;
+    this.isFitted = true;
     this.redraw();
   }
 
@@ -76,10 +78,12 @@ class Graph {
     this.x += atX / this.scale - atX / scale;
     this.y += atY / this.scale - atY / scale;
     this.scale = scale;
+    this.isFitted = false;
     this.redraw();
   }
 
   pan(dx, dy) {
+    this.isFitted = false;
     this.x += dx / this.scale;
     this.y += dy / this.scale;
     this.redraw();
@@ -87,6 +91,7 @@ class Graph {
 
   centre(node, scale = Math.max(this.scale, SCALE_READ)) {
     this.scale = scale;
+    this.isFitted = false;
     this.x = this.left[node] + NODE_WIDTH / 2 - this.width / 2 / scale;
     this.y = this.top[node] + NODE_HEIGHT / 2 - this.height / 2 / scale;
     this.redraw();
@@ -163,7 +168,7 @@ class Graph {
       const step = event.deltaMode ? event.deltaY * 24 : event.deltaY;
       this.zoom(Math.exp(-step / 400), event.offsetX, event.offsetY);
     }, { passive: false });
-    new ResizeObserver(() => this.redraw()).observe(canvas);
+    new ResizeObserver(() => (this.isFitted && this.view ? this.fit() : this.redraw())).observe(canvas);
   }
 
   // -- drawing
@@ -329,7 +334,8 @@ class Graph {
       if (count && pen.measureText(words).width > NODE_WIDTH - 10) words = this.view.label(node);
       pen.fillText(fitted(pen, words, NODE_WIDTH - 10), left + 5, top + NODE_HEIGHT / 2);
     }
-    if (node === this.selectedNode || (op >= 0 && (isCritical[op] || isFailed(op)))) {
+    const isTall = this.scale * NODE_HEIGHT > 8; // a frame would hide a smaller one
+    if (node === this.selectedNode || (op >= 0 && ((isCritical[op] && isTall) || isFailed(op)))) {
       pen.lineWidth = (node === this.selectedNode ? 4 : 1.5) / this.scale;
       pen.strokeStyle = op >= 0 && isFailed(op) ? raw.colours.failed : look.ink;
       if (node === this.selectedNode) pen.strokeStyle = css("--focus");
