@@ -74,6 +74,15 @@ def test_a_trace_of_hardly_anything_opens(show: Show, num_ops: int) -> None:
         assert "no time on the device yet" in shown.panel()
 
 
+def test_a_failed_op_has_a_sign_of_its_own(show: Show) -> None:
+    ops = [replace(op, state="failed") if op.id == 1 else op for op in odd().ops]
+    shown = show(sf.Trace.of(ops))
+    shown.click_in_graph(1)
+    assert shown.panel().startswith("\N{MULTIPLICATION X}")
+    shown.click_in_graph(2)
+    assert shown.panel().startswith("\N{BLACK SQUARE}")
+
+
 def odd() -> sf.Trace:
     ops = [
         TracedOp(

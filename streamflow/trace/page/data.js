@@ -38,7 +38,7 @@ const WORDS = { h2d: "copy in", d2h: "copy out", compute: "compute", other: "oth
 const text = (index) => (index < 0 ? "" : texts[index]);
 const nameOf = (op) => text(ops.name[op]);
 const isFailed = (op) => text(ops.state[op]) === "failed";
-// A slice of the source that stands where it may be cut short.
+const signOf = (op) => (isFailed(op) ? "\u2715" : GLYPHS[ENGINES[ops.engine[op]]]);
 const clipped = (words, length) => (words.length > length ? `${words.slice(0, length - 1)}\u2026` : words);
 
 // Edges by op, without an object for each: indices of edges, in one array.

@@ -328,7 +328,7 @@ class Graph {
       pen.fillStyle = "#000";
       pen.textBaseline = "middle";
       pen.textAlign = "left";
-      const sign = op < 0 ? "" : `${GLYPHS[ENGINES[this.view.engines[node]]]} `;
+      const sign = op < 0 ? "" : `${signOf(op)} `;
       const count = op < 0 ? ` \u00D7${this.view.opsOf(node).length}` : "";
       let words = sign + this.view.label(node) + count;
       if (count && pen.measureText(words).width > NODE_WIDTH - 10) words = this.view.label(node);
@@ -362,7 +362,7 @@ class Graph {
     pen.textBaseline = "middle";
     pen.fillStyle = "#000";
     pen.font = "12px system-ui, sans-serif";
-    pen.fillText(op >= 0 && isFailed(op) ? "\u2715" : GLYPHS[ENGINES[engine]], left + 12, top + NODE_HEIGHT / 2);
+    pen.fillText(op < 0 ? GLYPHS[ENGINES[engine]] : signOf(op), left + 12, top + NODE_HEIGHT / 2);
     pen.textAlign = "left";
     const detail = view.detail(node);
     const room = NODE_WIDTH - 34;

@@ -264,6 +264,10 @@ $("legend").append(...ENGINES.map((engine, index) => {
   sample.style.background = COLOURS[index];
   return element("li", {}, sample, WORDS[engine]);
 }));
+const failure = element("i", { textContent: "\u2715" });
+failure.style.outline = `2px solid ${raw.colours.failed}`;
+failure.style.color = "inherit";
+$("legend").append(element("li", {}, failure, "failed"));
 choose(raw.views[0].key);
 
 // For tests and the console: what is shown, as data.

@@ -71,9 +71,8 @@ function showOp(panel, op, counts, numAncestors) {
   const moment = (ticks) => (ticks < 0 ? null : spellMoment(ticks));
   const between = (from, to) => (from < 0 || to < 0 ? null : spellTicks(Math.max(0, to - from)));
   const pair = (term, value) => (value === null || value === "" ? null : [term, value]);
-  const engine = ENGINES[ops.engine[op]];
   panel.replaceChildren(
-    element("h2", {}, `${GLYPHS[engine]} `, name(nameOf(op))),
+    element("h2", {}, `${signOf(op)} `, name(nameOf(op))),
     whyNotEarlier(op),
     facts([
       ["what", `${text(ops.kind[op])} on ${lanes[ops.lane[op]]}${isCritical[op] ? ", on the critical path" : ""}`],

@@ -313,7 +313,7 @@ class Timeline {
       pen.textAlign = "left";
       pen.fillStyle = "#000";
       const from = Math.max(left, GUTTER) + 5;
-      const words = GLYPHS[ENGINES[ops.engine[op]]] + (width > 48 ? ` ${nameOf(op)}` : "");
+      const words = signOf(op) + (width > 48 ? ` ${nameOf(op)}` : "");
       pen.fillText(fitted(pen, words, Math.min(right, this.width) - from - 4), from, top + BAR / 2);
     }
     pen.globalAlpha = 1;

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamflow.trace.layout import Placed, place
@@ -30,6 +30,7 @@ def is_clear(placed: Placed, first: int, second: int) -> bool:
     return apart_x >= 1 - 1e-6 or abs(placed.y[first] - placed.y[second]) >= 1 - 1e-6
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_no_two_nodes_overlap(graph: tuple[int, Edges]) -> None:
     num, edges = graph
@@ -39,6 +40,7 @@ def test_no_two_nodes_overlap(graph: tuple[int, Edges]) -> None:
             assert is_clear(placed, first, second)
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_edges_lead_to_the_right_or_to_a_later_line(graph: tuple[int, Edges]) -> None:
     num, edges = graph
@@ -49,6 +51,7 @@ def test_edges_lead_to_the_right_or_to_a_later_line(graph: tuple[int, Edges]) ->
             assert here < (placed.band[dst], placed.x[dst])
 
 
+@settings(deadline=None)
 @given(graphs())
 def test_bends_stand_between_the_ends_and_on_no_node(graph: tuple[int, Edges]) -> None:
     num, edges = graph

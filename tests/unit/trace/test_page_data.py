@@ -9,7 +9,7 @@ from array import array
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamflow.trace import EdgeReason, Trace, TracedEdge, TracedMemory, TracedOp
@@ -46,6 +46,7 @@ def data_of(page: str) -> Any:
     return json.loads(found[0])
 
 
+@settings(deadline=None)
 @given(
     st.integers(2, 20).flatmap(
         lambda num: st.tuples(
