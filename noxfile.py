@@ -47,6 +47,14 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def browser(session: nox.Session) -> None:
+    """Drive the page of a trace in the machine's Chromium; without one, this fails."""
+    _install(session, "test", "browser")
+    chosen = ("-m", "browser", "tests/browser", *session.posargs)
+    session.run("pytest", *chosen, env=NO_BACKEND_SET)
+
+
+@nox.session
 def sample(session: nox.Session) -> None:
     """Run the tests of the sample project, which knows the wheel and nothing of this checkout."""
     _install(session, "testing")

@@ -249,7 +249,8 @@ class Trace:
         Parameters
         ----------
         path : str or os.PathLike
-            Ends in ``.json`` (ours, for :meth:`load`), ``.dot`` (Graphviz) or ``.mmd`` (Mermaid).
+            Ends in ``.json`` (ours, for :meth:`load`), ``.html`` (a page with the graph and the
+            timeline), ``.dot`` (Graphviz) or ``.mmd`` (Mermaid).
         max_ops : int
             Refuse to write more ops than this to a picture: layout tools take minutes beyond
             a few thousand. Mermaid's viewers stop at 500 edges unless told otherwise.
@@ -258,10 +259,18 @@ class Trace:
         ------
         ValueError
             Another ending, or too many ops. Nothing is written.
+        ModuleNotFoundError
+            What lays out the page's graph is not installed.
         """
         from streamflow.trace.writers import write
 
         write(self, Path(path), max_ops)
+
+    def _repr_html_(self) -> str:
+        """The page in a notebook."""
+        from streamflow.trace.html import to_notebook
+
+        return to_notebook(self)
 
     def __repr__(self) -> str:
         contents = self._read()

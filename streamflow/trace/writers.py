@@ -13,10 +13,11 @@ __all__ = ["write"]
 _WRITERS = {
     # Longest ending first. A writer takes the trace and the most ops to draw one by one.
     ".json": "store:to_json",
+    ".html": "html:to_html",
     ".dot": "dot:to_dot",
     ".mmd": "mermaid:to_mermaid",
 }
-_WHOLE = (".json",)  # these take any number
+_WHOLE = (".json", ".html")  # these take any number
 
 
 def write(trace: Trace, path: Path, max_ops: int) -> None:

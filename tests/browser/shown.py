@@ -1,0 +1,37 @@
+"""What tests do with a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Shown"]
+
+
+class Shown:
+    """A page that shows a trace."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+
+    def state(self) -> dict[str, Any]:
+        """What the page says that it shows."""
+        return self.page.evaluate("streamflow.state()")
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def click_in_graph(self, op_id: int) -> None:
+        self.page.mouse.click(**self.page.evaluate("id => streamflow.whereInGraph(id)", op_id))
+
+    def point_on_timeline(self, op_id: int) -> None:
+        self.page.mouse.move(**self.page.evaluate("id => streamflow.whereOnTimeline(id)", op_id))
+
+    def choose(self, view: str) -> None:
+        self.page.select_option("#view", view)
+
+    def panel(self) -> str:
+        return self.page.inner_text("#panel")
+
+    def announced(self) -> str:
+        return self.page.inner_text("#announce")

@@ -1,0 +1,138 @@
+"""What the page is told, and what of it could do harm."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamflow.trace import EdgeReason, Trace, TracedEdge, TracedMemory, TracedOp
+from streamflow.trace.html import to_html
+from streamflow.trace.page_data import page_data
+
+
+def op(number: int, name: str = "f", **others: Any) -> TracedOp:
+    known: dict[str, Any] = {
+        "kind": "launch",
+        "stream": "compute0",
+        "engine": "compute",
+        "device": 0,
+        "nbytes": 0,
+        "submitted_s": 0.0,
+        "start_s": number * 1e-3,
+        "end_s": number * 1e-3 + 1e-3,
+        "state": "done",
+        "where": None,
+    }
+    return TracedOp(id=number, name=name, **{**known, **others})
+
+
+def column(packed: Any) -> list[int]:
+    if "list" in packed:
+        return list(packed["list"])
+    code = {8: "b", 16: "h", 32: "i"}[packed["bits"]]
+    return array(code, base64.b64decode(packed["base64"])).tolist()
+
+
+def data_of(page: str) -> Any:
+    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert len(found) == 1
+    return json.loads(found[0])
+
+
+@settings(deadline=None)
+@given(
+    st.integers(2, 20).flatmap(
+        lambda num: st.tuples(
+            st.just(num),
+            st.lists(
+                st.tuples(
+                    st.integers(0, num - 1),
+                    st.integers(0, num - 1),
+                    st.sampled_from(EdgeReason),
+                    st.booleans(),
+                ).filter(lambda edge: edge[0] != edge[1]),
+                max_size=40,
+            ),
+        )
+    )
+)
+def test_the_page_has_the_edges_of_the_trace(case: tuple[int, list[Any]]) -> None:
+    num, drawn = case
+    ids = [7 * number + 3 for number in range(num)]
+    edges = [TracedEdge(ids[src], ids[dst], *rest) for src, dst, *rest in drawn]
+    data: Any = page_data(Trace.of(map(op, ids), edges))
+    told = data["edges"]
+    assert [
+        TracedEdge(ids[src], ids[dst], EdgeReason(data["reasons"][reason]), bool(issued))
+        for src, dst, reason, issued in zip(
+            *(column(told[key]) for key in ("src", "dst", "reason", "issued")), strict=True
+        )
+    ] == edges
+    shown = data["views"][0]
+    assert shown["key"] == "ops"
+    pairs = zip(column(shown["src"]), column(shown["dst"]), strict=True)
+    assert sorted(pairs) == sorted({(src, dst) for src, dst, *_ in drawn})
+    assert sum(column(shown["num"])) == len(edges)
+
+
+def test_times_and_bytes_keep_their_size() -> None:
+    ops = [op(1, nbytes=3 << 40, start_s=100.0, end_s=3600.0), op(2, start_s=None, end_s=None)]
+    data: Any = page_data(Trace.of(ops))
+    starts = column(data["ops"]["start"])
+    assert starts[0] * data["tick_s"] == pytest.approx(100.0, abs=1e-5)
+    assert column(data["ops"]["end"])[0] * data["tick_s"] == pytest.approx(3600.0, abs=1e-5)
+    assert starts[1] == -1
+    assert column(data["ops"]["nbytes"]) == [3 << 40, 0]
+
+
+def test_memory_is_a_curve_for_each_device() -> None:
+    memory = [TracedMemory(0.0, 1, 2, 0), TracedMemory(0.0, 3, 4, 0), TracedMemory(1.0, 5, 6, 1)]
+    data: Any = page_data(Trace.of([op(1)], memory=memory))
+    assert [curve["title"] for curve in data["memory"]] == ["gpu0", "gpu1"]
+    assert column(data["memory"][0]["used"]) == [3]  # the last of one moment
+
+
+def test_an_empty_trace_is_a_page() -> None:
+    assert data_of(to_html(Trace.of([])))["lanes"] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["</script><script>", "<!--", "]]>", "\u2028\u2029", "\ud800", "/*data*/", "\x00\x1b"]
+)
+def test_c48_no_name_ends_the_script_it_stands_in(name: str) -> None:
+    page = to_html(Trace.of([op(1, name, scope=name, task=name, where=name, stream=name)]))
+    plain = to_html(Trace.of([op(1)]))
+    for mark in ("<script", "</script", "<!--", "\u2028", "\u2029", "\x00"):
+        assert page.count(mark) == plain.count(mark)
+    page.encode()  # a lone surrogate would not be written
+    assert data_of(page)["texts"]
+
+
+def test_above_the_limit_the_graph_begins_with_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamflow.trace.page_data.NUM_OPS_DRAWN_MAX", 10)
+    data: Any = page_data(Trace.of([op(number, f"f#{number}") for number in range(200)]))
+    first = data["views"][0]
+    assert first["key"] == "synopsis"
+    assert len(first["labels"]) < 200
+    assert len(column(first["of_op"])) == 200
+
+
+def test_a_notebook_gets_a_table_where_the_page_is_large() -> None:
+    assert "<iframe" in Trace.of([op(1)])._repr_html_()
+    table = Trace.of([op(number) for number in range(2001)])._repr_html_()
+    assert "<table>" in table
+    assert "trace.save" in table
+    assert len(table) < 2000
+
+
+def test_a_notebook_without_igraph_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "igraph", None)
+    table = Trace.of([op(1)])._repr_html_()
+    assert "streamflow-cuda[viz]" in table
