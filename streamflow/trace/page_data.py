@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
+from streamflow.trace.critical import critical_path
 from streamflow.trace.groups import synopsis
 from streamflow.trace.idle import Gap, Wait, gaps, lane_of, waits
 from streamflow.trace.layout import place
@@ -52,7 +53,7 @@ def page_data(trace: Trace) -> Json:
         "waits": _waits((found.get(op.id) for op in ops), place_of, texts),
         "gaps": _gaps(gaps(ops, found), lanes, place_of, texts, clock),
         "memory": _memory(contents, clock),
-        "critical": _pack(place_of[op_id] for op_id in _critical(ops, found)),
+        "critical": _pack(place_of[step.op.id] for step in critical_path(trace).steps),
         "views": _views(trace, contents, place_of),
         "colours": {**COLOURS, "failed": FAILED_COLOUR},
         "num_dropped": contents.num_dropped,
@@ -242,21 +243,6 @@ def _memory(contents: Contents, clock: _Clock) -> Json:
         }
         for (process, device), curve in sorted(curves.items())
     ]
-
-
-def _critical(ops: Sequence[TracedOp], found: dict[int, Wait]) -> list[int]:
-    """Ids of the ops that led to the last end, each held up by the one before."""
-    ended = [op for op in ops if op.end_s is not None]
-    if not ended:
-        return []
-    op_id: int | None = max(ended, key=lambda op: op.end_s or 0.0).id
-    path: list[int] = []
-    known: set[int] = set()
-    while op_id is not None and op_id not in known:
-        path.append(op_id)
-        known.add(op_id)
-        op_id = found[op_id].op if op_id in found else None
-    return path[::-1]
 
 
 # -- views of the graph ------------------------------------------------------------------------
