@@ -185,16 +185,16 @@ def test_a_mistake_in_the_command_line_exits_with_2(args: list[str], message: st
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "exit_code"),
-    [("STREAMFLOW_BLOCK", "many", 2), ("STREAMFLOW_BACKEND", "abacus", 1)],
+    ("name", "value"),
+    [("STREAMFLOW_BLOCK", "many"), ("STREAMFLOW_BACKEND", "abacus")],
 )
 def test_a_mistake_in_the_environment_is_named(
-    picture_file: Path, tmp_path: Path, name: str, value: str, exit_code: int
+    picture_file: Path, tmp_path: Path, name: str, value: str
 ) -> None:
     result = run_demo(
         *("--input", picture_file, "--output", tmp_path, "--backend", "auto"), env={name: value}
     )
-    assert result.exit_code == exit_code
+    assert result.exit_code == 2
     assert value in result.stderr
     assert "Traceback" not in result.output
 
@@ -202,7 +202,7 @@ def test_a_mistake_in_the_environment_is_named(
 def test_help_gives_an_example() -> None:
     result = CliRunner().invoke(app, ["demo", "--help"], env={"COLUMNS": "120", "TERM": "dumb"})
     assert result.exit_code == 0
-    assert "Example: streamflow demo" in result.stdout
+    assert "  Example:\n    streamflow demo" in result.stdout
 
 
 @pytest.mark.parametrize(
