@@ -22,6 +22,7 @@ from streamflow.cli.demo import demo as _demo
 from streamflow.cli.doctor import doctor as _doctor
 from streamflow.cli.replay import replay as _replay
 from streamflow.cli.shared import examples
+from streamflow.cli.trace import trace as _trace
 
 __all__ = ["app", "main"]
 
@@ -48,6 +49,7 @@ app.command(
 app.command(
     epilog=examples("streamflow replay log.csv --resource 'pool(cuda, 1GiB)' --resource async")
 )(_replay)
+app.add_typer(_trace, name="trace")
 
 
 def main() -> None:

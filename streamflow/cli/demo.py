@@ -61,11 +61,11 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Stream a picture through the device in tiles, with the copies under the kernels.
+    """Stream a picture through the device in tiles.
 
-    Every tile is copied in, blurred, has its edges drawn in ink, and is copied out. Writes
-    picture.png, and the graph of the first tiles as graph.dot and graph.mmd. Fails if the
-    picture is not what NumPy makes of it.
+    Every tile is copied in, blurred, has its edges drawn in ink, and is copied out, with the
+    copies under the kernels. Writes picture.png, and the graph of the first tiles as graph.dot
+    and graph.mmd. Fails if the picture is not what NumPy makes of it.
     """
     try:
         from streamflow import demo as work

@@ -28,6 +28,7 @@ def replay(
     log: Annotated[
         Path,
         typer.Argument(
+            metavar="LOG",
             exists=True,
             dir_okay=False,
             readable=True,
@@ -52,10 +53,11 @@ def replay(
     ] = 1e-4,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a log of allocations against several memory resources, on the simulator.
+    """Run a log of allocations against memory resources.
 
-    Says for each what it reserved at most, how scattered its free memory was, how often it made
-    streams wait, and what its calls took the host. Fails if one could not serve the log.
+    They run on the simulator. Says for each what it reserved at most, how scattered its free
+    memory was, how often it made streams wait, and what its calls took the host. Fails if one
+    could not serve the log.
     """
     from streamflow.memory import log as logs
     from streamflow.memory import replay as replaying

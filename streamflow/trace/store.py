@@ -57,7 +57,7 @@ def to_json(trace: Trace) -> str:
     return json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")) + "\n"
 
 
-def from_json(text: str, file_name: str) -> Contents:
+def from_json(text: str | bytes, file_name: str) -> Contents:
     """What :func:`to_json` wrote. The name is for errors.
 
     Raises

@@ -82,7 +82,7 @@ class Trace:
         from streamflow.trace.store import from_json
 
         path = Path(path)
-        contents = from_json(path.read_text(encoding="utf-8"), path.name)
+        contents = from_json(path.read_bytes(), path.name)
         return cls(lambda: contents)
 
     @classmethod
