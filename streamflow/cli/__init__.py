@@ -20,6 +20,7 @@ import sys
 
 from streamflow.cli.demo import demo as _demo
 from streamflow.cli.doctor import doctor as _doctor
+from streamflow.cli.info import info as _info
 from streamflow.cli.replay import replay as _replay
 from streamflow.cli.shared import examples
 from streamflow.cli.trace import trace as _trace
@@ -40,6 +41,7 @@ def streamflow() -> None:
     """An async task-graph runtime for CUDA, and its simulator."""
 
 
+app.command(epilog=examples("streamflow info", "streamflow info --json | jq .backends"))(_info)
 app.command(
     epilog=examples("streamflow demo --input photo.jpg --output inked --tile 512 --depth 3")
 )(_demo)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from math import isfinite
 from typing import Annotated, NoReturn
 
 import typer
@@ -85,7 +86,16 @@ def mistake(error: object, where: str) -> NoReturn:
 
 
 def print_json(found: object) -> None:
-    typer.echo(json.dumps(found, indent=1, allow_nan=False))
+    """As JSON proper, which has no infinity: that becomes text."""
+    typer.echo(json.dumps(_plain(found), indent=1, allow_nan=False))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
