@@ -18,6 +18,7 @@ except ModuleNotFoundError as missing:
 
 import sys
 
+from streamflow.cli.bench import bench as _bench
 from streamflow.cli.demo import demo as _demo
 from streamflow.cli.doctor import doctor as _doctor
 from streamflow.cli.info import info as _info
@@ -51,6 +52,9 @@ app.command(
 app.command(
     epilog=examples("streamflow replay log.csv --resource 'pool(cuda, 1GiB)' --resource async")
 )(_replay)
+app.command(epilog=examples("streamflow bench", "streamflow bench --backend cuda --largest 28"))(
+    _bench
+)
 app.add_typer(_trace, name="trace")
 
 

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from streamflow.backends.sim.cost import CostModel
 from streamflow.config import Settings
 
 __all__ = [
@@ -57,6 +58,11 @@ def read_settings(backend: Backend = Backend.auto) -> Settings:
         settings = Settings.from_environment()
     except ValueError as error:
         fail(str(error), code=2)
+    try:
+        # Else the device says so when it opens, and the program has begun by then.
+        CostModel.load(settings.sim.profile, settings.sim.rates)
+    except (OSError, ValueError) as error:
+        fail(f"STREAMFLOW_SIM_PROFILE or STREAMFLOW_SIM_RATES: {error}", code=2)
     if backend is not Backend.auto:
         return replace(settings, backend=backend.value)
     if settings.backend not in list(Backend):
