@@ -17,6 +17,7 @@ except ModuleNotFoundError as missing:
     ) from None
 
 import sys
+from typing import Annotated
 
 from streamflow.cli.bench import bench as _bench
 from streamflow.cli.demo import demo as _demo
@@ -37,8 +38,20 @@ app = typer.Typer(
 )
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from streamflow.testing.installation import DISTRIBUTION, version_of
+
+        typer.echo(f"streamflow {version_of(DISTRIBUTION) or 'from a checkout'}")
+        raise typer.Exit
+
+
 @app.callback()
-def streamflow() -> None:
+def streamflow(
+    is_version_asked: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which.")
+    ] = False,
+) -> None:
     """An async task-graph runtime for CUDA, and its simulator."""
 
 
