@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 TOLERANCE = 1  # of 255: a device may round the last bit its own way
-GRAPHS = ("graph.dot", "graph.mmd")
+GRAPHS = ("graph.dot", "graph.mmd")  # of the first tiles
+TRACES = ("trace.json",)  # of the whole run
 
 
 class Clock(StrEnum):
@@ -64,8 +65,9 @@ def demo(
     """Stream a picture through the device in tiles.
 
     Every tile is copied in, blurred, has its edges drawn in ink, and is copied out, with the
-    copies under the kernels. Writes picture.png, and the graph of the first tiles as graph.dot
-    and graph.mmd. Fails if the picture is not what NumPy makes of it.
+    copies under the kernels. Writes picture.png, the graph of the first tiles as graph.dot and
+    graph.mmd, and the whole run as trace.json, for the trace commands. Fails if the picture is
+    not what NumPy makes of it.
     """
     try:
         from streamflow import demo as work
@@ -95,6 +97,8 @@ def demo(
         work.save_picture(outcome.picture, output / "picture.png")
         for name in GRAPHS:
             outcome.graph.save(output / name)
+        for name in TRACES:
+            outcome.trace.save(output / name)
     except OSError as error:
         mistake(error, "--output")
     _print_outcome(outcome, output, settings.sim.clock, difference)
@@ -127,6 +131,6 @@ def _print_outcome(outcome: Outcome, output: Path, clock: str, difference: int) 
             "device time": source,
             "": str(outcome.trace.overlap()),
             "difference": f"{difference} of 255 at most, from the whole picture done in NumPy",
-            "written": "\n".join(str(output / name) for name in ("picture.png", *GRAPHS)),
+            "written": "\n".join(str(output / name) for name in ("picture.png", *GRAPHS, *TRACES)),
         }
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -120,6 +121,16 @@ def test_the_graph_is_written_in_both_formats(picture_file: Path, tmp_path: Path
         assert "read-after-write" in text
 
 
+def test_the_whole_run_is_written_for_the_trace_commands(
+    picture_file: Path, tmp_path: Path
+) -> None:
+    assert run_demo("--input", picture_file, "--output", tmp_path, "--tile", 32).exit_code == 0
+    trace = sf.Trace.load(tmp_path / "trace.json")
+    assert sum(op.name == "blur" for op in trace.ops) == 3 * 5  # tiles
+    result = CliRunner().invoke(app, ["trace", "summary", str(tmp_path / "trace.json"), "--json"])
+    assert json.loads(result.stdout)["num_ops"] == len(trace.ops)
+
+
 def test_the_summary_names_device_work_and_files(picture_file: Path, tmp_path: Path) -> None:
     result = run_demo("--input", picture_file, "--output", tmp_path, "--tile", 64)
     summary = dict(re.findall(r"^(\S[\w ]*?)  +(.*?) *$", result.stdout, re.MULTILINE))
@@ -131,7 +142,7 @@ def test_the_summary_names_device_work_and_files(picture_file: Path, tmp_path: P
     assert "not a GPU's times" in summary["device time"]
     for engine in ("compute", "d2h", "h2d"):
         assert re.search(rf"^ +{engine} ", result.stdout, re.MULTILINE)
-    for name in ("picture.png", "graph.dot", "graph.mmd"):
+    for name in ("picture.png", "graph.dot", "graph.mmd", "trace.json"):
         assert str(tmp_path / name) in result.stdout
 
 
