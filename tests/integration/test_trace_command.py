@@ -16,7 +16,7 @@ from support import virtual
 
 import streamflow as sf
 
-NAMED = 'say "no" \x1b[31m\n\ud800'  # what a terminal and an encoder would choke on
+NAMED = 'say "no" \x1b]0;title\x07\n\ud800\u2603'  # what a terminal and an encoder would choke on
 
 
 @sf.kernel(
@@ -109,10 +109,10 @@ def test_a_trace_of_nothing_has_a_summary(tmp_path: Path) -> None:
 def test_odd_names_can_be_printed_anywhere(tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     record(path, NAMED)
-    result = run_process("trace", "summary", path, env={"PYTHONIOENCODING": "ascii"})
+    result = run_process("trace", "summary", path, env={"PYTHONIOENCODING": "latin-1"})
     assert result.returncode == 0, result.stderr
     assert "\x1b" not in result.stdout
-    assert 'say "no"' in result.stdout
+    assert r'say "no" \ufffd]0;title\ufffd \ufffd\u2603  ' in result.stdout
 
 
 def test_a_pipe_gets_whole_lines(file: Path) -> None:
