@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from streamflow.runtime.mapped import MappedArray
     from streamflow.runtime.synced import SyncedArray, SyncedState
     from streamflow.trace.answers import Overlap
+    from streamflow.trace.critical import CriticalPath, Step
     from streamflow.trace.model import (
         EdgeReason,
         TracedArray,
@@ -66,6 +67,7 @@ __all__ = [
     "CapturedGraph",
     "Closed",
     "CompileFailed",
+    "CriticalPath",
     "CycleFound",
     "DeadlineExceeded",
     "Device",
@@ -102,6 +104,7 @@ __all__ = [
     "SimOptions",
     "SimulatorWarning",
     "StageStats",
+    "Step",
     "Stream",
     "StreamflowError",
     "SyncedArray",
@@ -128,6 +131,7 @@ _HOMES = {  # what few programs name, brought in when one does (R13)
     "MappedArray": "runtime.mapped",
     "SyncedArray": "runtime.synced",
     "SyncedState": "runtime.synced",
+    **dict.fromkeys(("CriticalPath", "Step"), "trace.critical"),
     "Overlap": "trace.answers",
     "Pipeline": "pipeline.pipeline",
     **dict.fromkeys(("PipelineStats", "StageStats"), "pipeline.stats"),

@@ -19,6 +19,7 @@ from streamflow.trace.model import (
 if TYPE_CHECKING:
     from streamflow.runtime.op import Op
     from streamflow.trace.answers import Overlap
+    from streamflow.trace.critical import CriticalPath
 
 __all__ = ["Trace"]
 
@@ -181,6 +182,12 @@ class Trace:
         from streamflow.trace.answers import overlap
 
         return overlap(self)
+
+    def critical_path(self) -> CriticalPath:
+        """The chain of ops and waits that made the run as long as it was."""
+        from streamflow.trace.critical import critical_path
+
+        return critical_path(self)
 
     # -- files -------------------------------------------------------------------------------
 

@@ -1,0 +1,121 @@
+"""Look-ups in a trace that several answers share."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from streamflow.trace.model import TracedArray, TracedEdge, TracedOp
+from streamflow.trace.trace import Trace
+
+__all__ = ["EPS_S", "SERIAL", "Index", "engine_of", "lane_of"]
+
+EPS_S = 1e-9
+"""Times closer than this are the same: the two clocks of a trace round differently."""
+
+SERIAL = ("h2d", "d2h")  # one copy at a time each; kernels run beside each other
+
+Engine = tuple[int, int, str]
+
+
+def engine_of(op: TracedOp) -> Engine | None:
+    """The part of a device that ``op`` occupies, unique in its trace; None without one."""
+    return None if op.engine is None else (op.process, op.device, op.engine)
+
+
+def lane_of(op: TracedOp) -> tuple[int, int, str] | None:
+    """The stream or lane of ``op``, unique in its trace; None for work on the host."""
+    return None if op.stream == "host" else (op.process, op.device, op.stream)
+
+
+class Index:
+    """A trace by id, by edge, by engine and by time; it takes one reading of the trace."""
+
+    __slots__ = ("_ends", "_on_engine", "_seen", "_seen_s", "arrays", "edges_to", "ops")
+
+    def __init__(self, trace: Trace) -> None:
+        contents = trace._read()
+        self.ops: dict[int, TracedOp] = {op.id: op for op in contents.ops}
+        self.arrays: dict[int, TracedArray] = {array.id: array for array in contents.arrays}
+        self.edges_to: dict[int, list[TracedEdge]] = {}
+        for edge in contents.edges:
+            self.edges_to.setdefault(edge.dst, []).append(edge)
+        self._on_engine: dict[Engine, list[TracedOp]] = {}
+        for op in contents.ops:
+            engine = engine_of(op)
+            if engine is not None and op.duration_s:
+                self._on_engine.setdefault(engine, []).append(op)
+        for ops in self._on_engine.values():
+            ops.sort(key=_end)
+        self._ends = {engine: [*map(_end, ops)] for engine, ops in self._on_engine.items()}
+        self._seen = sorted(
+            (op for op in contents.ops if op.seen_s is not None and op.duration_s is not None),
+            key=lambda op: (_seen(op), _end(op)),
+        )
+        self._seen_s = [*map(_seen, self._seen)]
+
+    def sources(self, op: TracedOp) -> Iterator[tuple[TracedEdge, TracedOp]]:
+        """The edges that lead to ``op``, and where they come from."""
+        for edge in self.edges_to.get(op.id, ()):
+            yield edge, self.ops[edge.src]
+
+    def engines(self) -> dict[Engine, list[TracedOp]]:
+        """The ops that took time on each engine, by their ends."""
+        return self._on_engine
+
+    def ended_on_engine(self, op: TracedOp, until_s: float) -> Iterator[TracedOp]:
+        """Ops of the engine of ``op`` that ended by ``until_s``, the latest first."""
+        engine = engine_of(op)
+        ops = self._on_engine.get(engine, []) if engine is not None else []
+        if not ops or engine is None:
+            return
+        for place in range(bisect_right(self._ends[engine], until_s + EPS_S) - 1, -1, -1):
+            if ops[place].id != op.id:
+                yield ops[place]
+
+    def ran_behind(self, op: TracedOp) -> TracedOp | None:
+        """The copy behind which ``op`` queued for its copy engine after its ``start_s``.
+
+        A copy's ``start_s`` is when it could have begun; a copy engine takes one at a time.
+        """
+        if op.engine not in SERIAL or op.start_s is None or op.end_s is None:
+            return None
+        for other in self.ended_on_engine(op, op.end_s):
+            if _end(other) <= op.start_s + EPS_S:
+                break
+            if _end(other) < op.end_s - EPS_S and _start(other) <= op.start_s + EPS_S:
+                return other
+        return None
+
+    def seen_before(self, op: TracedOp) -> TracedOp | None:
+        """The op whose end the loop saw last before ``op`` was called for.
+
+        Of several that it saw at once, the last to end, and of these the longest.
+        """
+        place = bisect_right(self._seen_s, op.submitted_s + EPS_S)
+        found: list[TracedOp] = []
+        while place > 0:
+            place -= 1
+            other = self._seen[place]
+            if found and _seen(other) < _seen(found[0]) - EPS_S:
+                break
+            if other.process == op.process and other.id < op.id:
+                found.append(other)
+        last_s = max(map(_end, found), default=0.0) - EPS_S
+        latest = (other for other in found if _end(other) >= last_s)
+        return max(latest, key=lambda other: other.duration_s or 0.0, default=None)
+
+
+def _start(op: TracedOp) -> float:
+    assert op.start_s is not None
+    return op.start_s
+
+
+def _end(op: TracedOp) -> float:
+    assert op.end_s is not None
+    return op.end_s
+
+
+def _seen(op: TracedOp) -> float:
+    assert op.seen_s is not None
+    return op.seen_s

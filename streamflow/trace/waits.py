@@ -1,0 +1,202 @@
+"""What an op waited for between the call and its start on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from streamflow.runtime.units import spell_bytes, spell_seconds
+from streamflow.trace.index import EPS_S, SERIAL, Index, lane_of
+from streamflow.trace.model import EdgeReason, TracedEdge, TracedOp
+
+__all__ = ["Wait", "WaitKind", "array_in_words", "name_on", "waits_of"]
+
+
+class WaitKind(Enum):
+    """What kept an op from starting."""
+
+    PARKED = "parked"
+    """An op before it was still parked itself, or is work on the host (rule R7)."""
+    CAPACITY = "capacity"
+    """Room in a stream's window or a scope's budget."""
+    NEED = "need"
+    """Something else on the host: a kernel that compiles, pinned memory, a future."""
+    STAGING = "staging"
+    """Its bytes were being copied into or out of pinned memory."""
+    STREAM = "stream"
+    """An earlier op of its own stream."""
+    EDGE = "edge"
+    """An op of another stream that it comes after."""
+    ENGINE = "engine"
+    """Another op had the copy engine."""
+    DEVICE = "device"
+    """Nothing that the trace knows: what the device takes to begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One thing that an op waited for.
+
+    Attributes
+    ----------
+    kind : WaitKind
+    start_s, end_s : float
+        In seconds since the trace began; ``end_s`` is None for a wait that isn't over.
+    reason : EdgeReason or None
+        Of the edge from ``src``; None where there is none.
+    src : TracedOp or None
+        The op that was waited for.
+    array : int or None
+        Id of the array that both ops touch.
+    text : str
+        All of it in words.
+    """
+
+    kind: WaitKind
+    start_s: float
+    end_s: float | None
+    reason: EdgeReason | None
+    src: TracedOp | None
+    array: int | None
+    text: str
+
+    @property
+    def length_s(self) -> float:
+        """How long it took; 0.0 for a wait that isn't over."""
+        return 0.0 if self.end_s is None else self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """Something that lasted until ``until_s``; of those at one time the first is told."""
+
+    until_s: float
+    kind: WaitKind
+    what: str
+    src: TracedOp | None = None
+    reason: EdgeReason | None = None
+    array: int | None = None
+
+
+def waits_of(index: Index, op: TracedOp) -> tuple[Wait, ...]:
+    """The waits of ``op``, in order: they cover ``submitted_s`` to ``start_s`` without a gap.
+
+    Of what was waited for at the same time, that which ended last is told: without the
+    others nothing would have come earlier. Empty for an op that has not started.
+    """
+    return tuple(map(_wait, _pieces(index, op)))
+
+
+def name_on(op: TracedOp) -> str:
+    """``"put#3 on h2d"``."""
+    return f"{op.name} on the host" if op.stream == "host" else f"{op.name} on {op.stream}"
+
+
+def array_in_words(index: Index, array: int) -> str:
+    """``"array #3 (4.00 MiB) made at file.py:12"``, as far as it is known."""
+    known = index.arrays.get(array)
+    if known is None:
+        return f"array #{array}"
+    where = f" made at {known.where}" if known.where else ""
+    return f"array #{array} ({spell_bytes(known.nbytes)}){where}"
+
+
+_Piece = tuple[float, float, _Cause]
+
+
+def _pieces(index: Index, op: TracedOp) -> Iterator[_Piece]:
+    if op.start_s is None:
+        return
+    given_s = op.begun_s if op.is_staged or op.issued_s is None else op.issued_s
+    given_s = op.start_s if given_s is None else min(given_s, op.start_s)
+    # On the host: parked until whatever kept it there was gone. Then in its stream, or in the
+    # hands of the staging threads.
+    at_s = yield from _cover(op.submitted_s, given_s, _host_causes(index, op), _host_rest(op))
+    yield from _cover(at_s, op.start_s, _device_causes(index, op), _device_rest(op))
+
+
+def _cover(
+    at_s: float, until_s: float, causes: Iterable[_Cause], rest: _Cause
+) -> Generator[_Piece, None, float]:
+    """What lasted longest of ``causes``, then ``rest``. Returns where it has come to."""
+    held = [each for each in causes if at_s + EPS_S < each.until_s <= until_s + EPS_S]
+    if held:
+        last_s = max(each.until_s for each in held) - EPS_S
+        cause = next(each for each in held if each.until_s >= last_s)
+        stop_s = min(cause.until_s, until_s)
+        if until_s - stop_s <= EPS_S:
+            stop_s = until_s
+        yield at_s, stop_s, cause
+        at_s = stop_s
+    if until_s - at_s > EPS_S:
+        yield at_s, until_s, rest
+        at_s = until_s
+    return at_s
+
+
+def _host_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
+    """What may have kept ``op`` parked (rule R7), and until when."""
+    for edge, src in index.sources(op):
+        if edge.reason is EdgeReason.CAPACITY:
+            if src.seen_s is not None:
+                what = f"room, which the end of {name_on(src)} made"
+                yield _Cause(src.seen_s, WaitKind.CAPACITY, what, src, edge.reason)
+        elif edge.reason is not EdgeReason.STREAM_ORDER or not op.needs:
+            told_s = src.seen_s if lane_of(src) is None else src.issued_s
+            if told_s is not None:
+                what = f"{name_on(src)}{_because(index, edge)}"
+                if lane_of(src) is not None:
+                    what += ", which was parked itself"
+                yield _Cause(told_s, WaitKind.PARKED, what, src, edge.reason, edge.array)
+
+
+def _host_rest(op: TracedOp) -> _Cause:
+    """What else may keep ``op`` parked."""
+    return _Cause(0.0, WaitKind.NEED, ", then ".join(op.needs) or "its turn on the host")
+
+
+def _device_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
+    """What may have kept ``op`` waiting in its stream, and until when."""
+    for edge, src in index.sources(op):
+        if src.end_s is None or edge.reason is EdgeReason.CAPACITY:
+            continue
+        if edge.reason is EdgeReason.STREAM_ORDER and op.is_staged:
+            continue  # its chunks are on streams of their own
+        is_same = lane_of(src) == lane_of(op)
+        kind = WaitKind.STREAM if is_same else WaitKind.EDGE
+        what = f"{name_on(src)}{_because(index, edge)}"
+        yield _Cause(src.end_s, kind, what, src, edge.reason, edge.array)
+    assert op.start_s is not None
+    if op.engine in SERIAL:
+        for other in index.ended_on_engine(op, op.start_s):
+            assert other.end_s is not None
+            what = f"the {op.engine} engine, which {name_on(other)} had"
+            yield _Cause(other.end_s, WaitKind.ENGINE, what, other)
+            return
+
+
+def _device_rest(op: TracedOp) -> _Cause:
+    if op.is_staged:
+        return _Cause(0.0, WaitKind.STAGING, "its bytes to pass through pinned memory")
+    return _Cause(0.0, WaitKind.DEVICE, "the device to begin")
+
+
+def _because(index: Index, edge: TracedEdge) -> str:
+    words = edge.reason.value.replace("-", " ")
+    if edge.array is None:
+        return f": {words}"
+    return f": {words} on {array_in_words(index, edge.array)}"
+
+
+def _wait(piece: _Piece) -> Wait:
+    start_s, end_s, cause = piece
+    return Wait(
+        cause.kind,
+        start_s,
+        end_s,
+        cause.reason,
+        cause.src,
+        cause.array,
+        f"waited {spell_seconds(end_s - start_s)} for {cause.what}",
+    )
