@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from streamflow.runtime.synced import SyncedArray, SyncedState
     from streamflow.trace.answers import Overlap
     from streamflow.trace.critical import CriticalPath, Step
+    from streamflow.trace.explain import Explanation
     from streamflow.trace.model import (
         EdgeReason,
         TracedArray,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         TracedOp,
     )
     from streamflow.trace.trace import Trace
+    from streamflow.trace.waits import Wait, WaitKind
 
 __all__ = [
     "Access",
@@ -77,6 +79,7 @@ __all__ = [
     "DeviceProperties",
     "DeviceStats",
     "EdgeReason",
+    "Explanation",
     "ForkedProcess",
     "Kernel",
     "Lane",
@@ -117,6 +120,8 @@ __all__ = [
     "TracedOp",
     "Unfinished",
     "UpstreamFailed",
+    "Wait",
+    "WaitKind",
     "WrongThread",
     "as_completed",
     "gather",
@@ -132,10 +137,12 @@ _HOMES = {  # what few programs name, brought in when one does (R13)
     "SyncedArray": "runtime.synced",
     "SyncedState": "runtime.synced",
     **dict.fromkeys(("CriticalPath", "Step"), "trace.critical"),
+    "Explanation": "trace.explain",
     "Overlap": "trace.answers",
     "Pipeline": "pipeline.pipeline",
     **dict.fromkeys(("PipelineStats", "StageStats"), "pipeline.stats"),
     "Trace": "trace.trace",
+    **dict.fromkeys(("Wait", "WaitKind"), "trace.waits"),
     **dict.fromkeys(
         (
             "EdgeReason",

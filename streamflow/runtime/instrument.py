@@ -32,6 +32,7 @@ class Note:
         "called_s",
         "device",
         "edges",
+        "error",
         "freed_nbytes",
         "is_staged",
         "issued_s",
@@ -72,6 +73,7 @@ class Note:
         self.seen_s: float | None = None
         self.span_s: tuple[float, float] | None = None  # on the device, since the trace began
         self.state = "parked"
+        self.error: str | None = None
         self.stream: str | None = None
         self.position = 0
         self.scope: str | None = None

@@ -173,6 +173,8 @@ class Tracer:
         note.state = op._state.value
         note.seen_s = core.clock_s()
         self.made_room = note.seq
+        if op._error is not None:
+            note.error = f"{type(op._error).__name__}: {op._error}"
         if op._error is None and traced.starts and core.lost is None:
             elapsed_ms, base = core.backend.elapsed_ms, traced.base
             try:

@@ -87,6 +87,8 @@ class TracedOp:
         Ids of the arrays that it touches.
     process : int
         Which of the trace's processes it ran in.
+    error : str or None
+        What went wrong, in words, for one that failed or was cancelled.
     """
 
     id: int
@@ -112,6 +114,7 @@ class TracedOp:
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     process: int = 0
+    error: str | None = None
 
     @property
     def duration_s(self) -> float | None:

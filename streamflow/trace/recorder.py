@@ -188,6 +188,7 @@ def _op(note: Note, began_s: float, lines: dict[object, str]) -> TracedOp:
         is_staged=note.is_staged,
         reads=tuple(dict.fromkeys(array for array, _ in note.reads)),
         writes=tuple(dict.fromkeys(array for array, _ in note.writes)),
+        error=note.error,
     )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from streamflow.runtime.op import Op
     from streamflow.trace.answers import Overlap
     from streamflow.trace.critical import CriticalPath
+    from streamflow.trace.explain import Explanation
 
 __all__ = ["Trace"]
 
@@ -188,6 +189,23 @@ class Trace:
         from streamflow.trace.critical import critical_path
 
         return critical_path(self)
+
+    def explain(self, which: Op[Any] | TracedOp | int | str) -> Explanation:
+        """What an op waited for, from its call until the program knew its end.
+
+        Parameters
+        ----------
+        which : Op, TracedOp, int or str
+            As for :meth:`op`.
+
+        Raises
+        ------
+        LookupError
+            The trace has no such op, or several of that name.
+        """
+        from streamflow.trace.explain import explain
+
+        return explain(self, which)
 
     # -- files -------------------------------------------------------------------------------
 

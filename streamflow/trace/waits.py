@@ -10,7 +10,7 @@ from streamflow.runtime.units import spell_bytes, spell_seconds
 from streamflow.trace.index import EPS_S, SERIAL, Index, lane_of
 from streamflow.trace.model import EdgeReason, TracedEdge, TracedOp
 
-__all__ = ["Wait", "WaitKind", "array_in_words", "name_on", "waits_of"]
+__all__ = ["Wait", "WaitKind", "array_in_words", "name_on", "open_waits_of", "waits_of"]
 
 
 class WaitKind(Enum):
@@ -67,6 +67,9 @@ class Wait:
         return 0.0 if self.end_s is None else self.end_s - self.start_s
 
 
+_ENDED = ("done", "failed", "cancelled")
+
+
 @dataclass(frozen=True, slots=True)
 class _Cause:
     """Something that lasted until ``until_s``; of those at one time the first is told."""
@@ -88,9 +91,40 @@ def waits_of(index: Index, op: TracedOp) -> tuple[Wait, ...]:
     return tuple(map(_wait, _pieces(index, op)))
 
 
+def open_waits_of(index: Index, op: TracedOp) -> tuple[Wait, ...]:
+    """What an op that has not ended waits for now: the ops before it, and what the host owes."""
+    found: list[_Cause] = []
+    for edge, src in index.sources(op):
+        if edge.reason is not EdgeReason.CAPACITY and src.state not in _ENDED:
+            is_parked = src.state in ("parked", "staging")
+            kind = WaitKind.PARKED if is_parked else WaitKind.EDGE
+            if kind is WaitKind.EDGE and lane_of(src) == lane_of(op):
+                kind = WaitKind.STREAM
+            what = f"{name_on(src)}{_because(index, edge)} ({src.state})"
+            found.append(_Cause(0.0, kind, what, src, edge.reason, edge.array))
+    if op.state == "parked" and (op.needs or not found):
+        found.append(_host_rest(op))
+    elif op.state == "staging" and op.is_staged:
+        found.append(_device_rest(op))
+    return tuple(
+        Wait(
+            cause.kind,
+            op.submitted_s,
+            None,
+            cause.reason,
+            cause.src,
+            cause.array,
+            f"{op.state}: waits for {cause.what}",
+        )
+        for cause in found
+    )
+
+
 def name_on(op: TracedOp) -> str:
-    """``"put#3 on h2d"``."""
-    return f"{op.name} on the host" if op.stream == "host" else f"{op.name} on {op.stream}"
+    """``"put#3 on h2d"``; without a place while it has none."""
+    if op.stream != "host":
+        return f"{op.name} on {op.stream}"
+    return f"{op.name} on the host" if op.kind == "host" else op.name
 
 
 def array_in_words(index: Index, array: int) -> str:
@@ -143,10 +177,12 @@ def _host_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
                 what = f"room, which the end of {name_on(src)} made"
                 yield _Cause(src.seen_s, WaitKind.CAPACITY, what, src, edge.reason)
         elif edge.reason is not EdgeReason.STREAM_ORDER or not op.needs:
-            told_s = src.seen_s if lane_of(src) is None else src.issued_s
+            # Work on the host begins when what is before it is seen to have ended.
+            is_seen = lane_of(src) is None or op.issued_s is None
+            told_s = src.seen_s if is_seen else src.issued_s
             if told_s is not None:
                 what = f"{name_on(src)}{_because(index, edge)}"
-                if lane_of(src) is not None:
+                if not is_seen:
                     what += ", which was parked itself"
                 yield _Cause(told_s, WaitKind.PARKED, what, src, edge.reason, edge.array)
 
