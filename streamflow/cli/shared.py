@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from enum import StrEnum
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum, StrEnum
 from math import isfinite
 from typing import Annotated, NoReturn
 
@@ -97,6 +97,10 @@ def print_json(found: object) -> None:
 
 
 def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain({item.name: getattr(value, item.name) for item in fields(value)})
+    if isinstance(value, Enum):
+        return _plain(value.value)
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -28,6 +28,7 @@ from streamflow.trace.looks import printable
 __all__ = ["trace"]
 
 _MAX_OPS = 5000
+_NUM_STEPS_SHOWN = 20
 
 FileArgument = Annotated[
     Path,
@@ -67,7 +68,6 @@ def view(
     is_opened: Annotated[
         bool, typer.Option("--open/--no-open", help="Show it in the browser.")
     ] = True,
-    max_ops: MaxOpsOption = _MAX_OPS,
 ) -> None:
     """Write a trace's page, and show it in the browser.
 
@@ -76,7 +76,7 @@ def view(
     page = file.with_suffix(".html") if output is None else output
     if page.suffix.lower() != ".html":
         mistake(f"a page's name ends in .html, found {str(page)!r}", "--output")
-    _save(_load(file), page, max_ops, "--output")
+    _save(_load(file), page, _MAX_OPS, "--output")
     typer.echo(page)
     if is_opened and not webbrowser.open(page.absolute().as_uri()):
         typer.echo("streamflow: no browser was found: open the page yourself", err=True)
@@ -131,9 +131,10 @@ def summary(
     ] = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a trace holds, and how busy the device was.
+    """Say what a trace holds, and what bounds the run.
 
-    Ops by kind, busy engines and their overlap, memory at most, and the longest ops.
+    Ops by kind, busy engines and their overlap, memory at most, the longest ops, and the
+    critical path.
     """
     found = _load(file)
     facts = {"file": str(file), **_summary(found, num_longest)}
@@ -143,7 +144,27 @@ def summary(
         _print_summary(found, facts)
 
 
+@trace.command(
+    epilog=examples(
+        "streamflow trace explain run.json saxpy", "streamflow trace explain run.json 42 --json"
+    )
+)
+def explain(
+    file: FileArgument,
+    op: Annotated[str, typer.Argument(metavar="OP", help="Its name, or its id.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say what one op waited for, and why."""
+    found = _load(file)
+    answer = found.explain(_find(found, op))
+    if as_json:
+        print_json(answer)
+    else:
+        _print_part(str(answer))
+
+
 def _summary(found: Trace, num_longest: int) -> dict[str, Any]:
+    path = found.critical_path()
     kinds: dict[str, list[TracedOp]] = defaultdict(list)
     for op in found.ops:
         kinds[op.kind].append(op)
@@ -191,6 +212,21 @@ def _summary(found: Trace, num_longest: int) -> dict[str, Any]:
             }
             for op in sorted(timed, key=lambda op: -(op.duration_s or 0.0))[:num_longest]
         ],
+        "critical_path": {
+            "length_s": path.length_s,
+            "busy_s": path.busy_s,
+            "steps": [
+                {
+                    "id": step.op.id,
+                    "name": step.op.name,
+                    "reason": step.reason,
+                    "wait_s": step.wait_s,
+                    "ran_s": step.ran_s,
+                    "why": step.why,
+                }
+                for step in path.steps
+            ],
+        },
     }
 
 
@@ -231,6 +267,7 @@ def _print_summary(found: Trace, facts: dict[str, Any]) -> None:
         ],
         left=("kind",),
     )
+    typer.echo()
     _print_part(str(found.overlap()))
     if facts["longest"]:
         typer.echo("\nthe longest ops")
@@ -248,10 +285,17 @@ def _print_summary(found: Trace, facts: dict[str, Any]) -> None:
             ],
             left=("name", "stream", "where"),
         )
+    typer.echo("\nthe critical path")
+    lines = str(found.critical_path()).splitlines()  # a heading, the steps, and their length
+    num_left_out = len(lines) - 2 - _NUM_STEPS_SHOWN
+    if num_left_out > 0:
+        lines[1 + _NUM_STEPS_SHOWN : -1] = [f"and {num_left_out} steps more"]
+    _print_part("\n".join(lines))
 
 
 def _print_part(text: str) -> None:
-    typer.echo(f"\n{text}")
+    for line in text.splitlines():
+        typer.echo(printable(line))
 
 
 def _load(file: Path) -> Trace:

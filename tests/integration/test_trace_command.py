@@ -15,6 +15,7 @@ from commands import assert_mistake, invoke, run_process
 from support import virtual
 
 import streamflow as sf
+from streamflow.trace import writers
 
 NAMED = 'say "no" \x1b]0;title\x07\n\ud800\u2603'  # what a terminal and an encoder would choke on
 
@@ -122,6 +123,62 @@ def test_a_pipe_gets_whole_lines(file: Path) -> None:
     assert str(deep) in result.stdout
 
 
+def test_a_summary_has_the_critical_path(file: Path) -> None:
+    trace = sf.Trace.load(file)
+    path = trace.critical_path()
+    assert path.steps
+    text = invoke("trace", "summary", file).stdout
+    assert all(line in text for line in str(path).splitlines())
+    found = json.loads(invoke("trace", "summary", file, "--json").stdout)
+    assert found["critical_path"]["length_s"] == path.length_s
+    assert [step["id"] for step in found["critical_path"]["steps"]] == [
+        step.op.id for step in path.steps
+    ]
+
+
+def test_of_a_long_path_the_first_steps_are_shown_and_the_length(tmp_path: Path) -> None:
+    async def main() -> sf.Trace:
+        async with virtual() as dev:
+            x = dev.put(np.zeros(256, np.float32))
+            with dev.trace() as trace:
+                for _ in range(40):
+                    await dev.launch(twice, x, x.size)
+        return trace
+
+    trace = asyncio.run(main())
+    trace.save(tmp_path / "long.json")
+    lines = str(trace.critical_path()).splitlines()
+    shown = invoke("trace", "summary", tmp_path / "long.json").stdout.splitlines()
+    begin = shown.index("the critical path") + 1
+    assert shown[begin : begin + 21] == lines[:21]
+    assert shown[begin + 21 : begin + 23] == [f"and {len(lines) - 22} steps more", lines[-1]]
+
+
+# -- explain -------------------------------------------------------------------------------
+
+
+def test_an_op_is_explained_by_its_id_and_by_its_name(file: Path) -> None:
+    trace = sf.Trace.load(file)
+    op = next(op for op in trace.ops if op.kind == "get")
+    result = invoke("trace", "explain", file, op.id)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{trace.explain(op)}\n"
+    assert invoke("trace", "explain", file, op.name).stdout == result.stdout
+
+
+def test_an_explanation_as_json_names_the_op(file: Path) -> None:
+    op = next(op for op in sf.Trace.load(file).ops if op.kind == "get")
+    found = json.loads(invoke("trace", "explain", file, op.id, "--json").stdout)
+    assert found["op"]["id"] == op.id
+
+
+def test_a_name_wins_over_an_id(tmp_path: Path) -> None:
+    trace = record(tmp_path / "run.json", name="1")
+    launches = [op for op in trace.ops if op.name == "1"]
+    assert_mistake(invoke("trace", "explain", tmp_path / "run.json", "1"), "3 ops are named '1'")
+    assert launches[0].id != 1
+
+
 # -- convert -------------------------------------------------------------------------------
 
 
@@ -154,6 +211,66 @@ def test_more_ops_than_a_picture_takes_are_refused_by_the_option_to_pass(
     assert invoke(*command, 2000).exit_code == 0
 
 
+# -- view ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Pages that a browser was asked for."""
+    pages: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: pages.append(url) or True)
+    # What the page is like is tested elsewhere.
+    monkeypatch.setitem(writers._WRITERS, ".html", "dot:to_dot")
+    return pages
+
+
+def test_the_page_is_written_beside_the_trace_and_opened(file: Path, opened: list[str]) -> None:
+    result = invoke("trace", "view", file)
+    assert result.exit_code == 0, result.output
+    page = file.with_suffix(".html")
+    assert result.stdout == f"{page}\n"
+    assert page.read_text().startswith("digraph")
+    assert opened == [page.as_uri()]
+
+
+def test_the_page_is_written_where_it_is_wanted_and_not_opened(
+    file: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(file.parent)
+    result = invoke("trace", "view", "run.json", "--output", "other.html", "--no-open")
+    assert (result.stdout, opened) == ("other.html\n", [])
+    assert Path("other.html").exists()
+    assert not Path("run.html").exists()
+
+
+def test_no_browser_is_told_and_no_failure(
+    file: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda url: False)
+    result = invoke("trace", "view", file)
+    assert result.exit_code == 0
+    assert "no browser was found" in result.stderr
+
+
+def test_a_page_that_cannot_be_written_is_not_opened(file: Path, opened: list[str]) -> None:
+    assert_mistake(
+        invoke("trace", "view", file, "--output", "missing/run.html"), "missing/run.html"
+    )
+    assert opened == []
+
+
+def test_a_package_that_the_page_needs_is_named(
+    file: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(trace: sf.Trace) -> str:
+        raise ModuleNotFoundError("the page needs igraph: pip install 'streamflow-cuda[viz]'")
+
+    monkeypatch.setattr("streamflow.trace.dot.to_dot", missing)
+    result = invoke("trace", "view", file)
+    assert (result.exit_code, result.stdout, opened) == (1, "", [])
+    assert "streamflow-cuda[viz]" in result.stderr
+
+
 # -- mistakes ------------------------------------------------------------------------------
 
 
@@ -161,6 +278,7 @@ COMMANDS = {
     "summary": (),
     "convert": ("out.dot",),
     "view": ("--no-open",),
+    "explain": ("1",),
 }
 
 
@@ -205,6 +323,11 @@ def test_a_file_that_is_no_trace_is_a_mistake(
         (("convert", ".", "out.dot"), "is a directory"),
         (("view", "run.json", "--output", "run.dot"), "ends in .html"),
         (("summary", "run.json", "--longest", "-1"), "--longest"),
+        (("explain", "run.json"), "Missing argument"),
+        (("explain", "run.json", "99999"), "no op 99999"),
+        (("explain", "run.json", "nothing"), "no op 'nothing'"),
+        (("explain", "run.json", "twise"), "did you mean 'twice'?"),
+        (("explain", "run.json", "twice"), "say which by id"),
         (("sumary", "run.json"), "summary"),
     ],
 )
