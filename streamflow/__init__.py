@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from streamflow.trace.answers import Overlap
     from streamflow.trace.critical import CriticalPath, Step
     from streamflow.trace.explain import Explanation
+    from streamflow.trace.hints import Hint, HintKind
     from streamflow.trace.model import (
         EdgeReason,
         TracedArray,
@@ -81,6 +82,8 @@ __all__ = [
     "EdgeReason",
     "Explanation",
     "ForkedProcess",
+    "Hint",
+    "HintKind",
     "Kernel",
     "Lane",
     "LaneLoad",
@@ -138,6 +141,7 @@ _HOMES = {  # what few programs name, brought in when one does (R13)
     "SyncedState": "runtime.synced",
     **dict.fromkeys(("CriticalPath", "Step"), "trace.critical"),
     "Explanation": "trace.explain",
+    **dict.fromkeys(("Hint", "HintKind"), "trace.hints"),
     "Overlap": "trace.answers",
     "Pipeline": "pipeline.pipeline",
     **dict.fromkeys(("PipelineStats", "StageStats"), "pipeline.stats"),

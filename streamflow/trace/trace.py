@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from streamflow.trace.answers import Overlap
     from streamflow.trace.critical import CriticalPath
     from streamflow.trace.explain import Explanation
+    from streamflow.trace.hints import Hint
 
 __all__ = ["Trace"]
 
@@ -206,6 +207,16 @@ class Trace:
         from streamflow.trace.explain import explain
 
         return explain(self, which)
+
+    def hints(self) -> tuple[Hint, ...]:
+        """What could be better, with the lines it was seen at; empty where nothing was found.
+
+        Each kind of hint looks for one mistake, whose thresholds are constants of
+        ``streamflow.trace.hints``.
+        """
+        from streamflow.trace.hints import hints
+
+        return hints(self)
 
     # -- files -------------------------------------------------------------------------------
 
