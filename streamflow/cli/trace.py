@@ -133,8 +133,8 @@ def summary(
 ) -> None:
     """Say what a trace holds, and what bounds the run.
 
-    Ops by kind, busy engines and their overlap, memory at most, the longest ops, and the
-    critical path.
+    Ops by kind, busy engines and their overlap, memory at most, the longest ops, the critical
+    path, and hints at what could be better.
     """
     found = _load(file)
     facts = {"file": str(file), **_summary(found, num_longest)}
@@ -227,6 +227,7 @@ def _summary(found: Trace, num_longest: int) -> dict[str, Any]:
                 for step in path.steps
             ],
         },
+        "hints": [{"kind": hint.kind, "text": hint.text} for hint in found.hints()],
     }
 
 
@@ -291,6 +292,9 @@ def _print_summary(found: Trace, facts: dict[str, Any]) -> None:
     if num_left_out > 0:
         lines[1 + _NUM_STEPS_SHOWN : -1] = [f"and {num_left_out} steps more"]
     _print_part("\n".join(lines))
+    for hint in facts["hints"]:
+        typer.echo()
+        _print_part(f"hint: {hint['text']}")
 
 
 def _print_part(text: str) -> None:

@@ -134,9 +134,14 @@ def test_a_summary_has_the_critical_path(file: Path) -> None:
     assert [step["id"] for step in found["critical_path"]["steps"]] == [
         step.op.id for step in path.steps
     ]
+    assert found["hints"] == []
+    assert "hint" not in text
 
 
-def test_of_a_long_path_the_first_steps_are_shown_and_the_length(tmp_path: Path) -> None:
+@pytest.fixture
+def awaited(tmp_path: Path) -> Path:
+    """Of a program that awaits each launch."""
+
     async def main() -> sf.Trace:
         async with virtual() as dev:
             x = dev.put(np.zeros(256, np.float32))
@@ -145,10 +150,21 @@ def test_of_a_long_path_the_first_steps_are_shown_and_the_length(tmp_path: Path)
                     await dev.launch(twice, x, x.size)
         return trace
 
-    trace = asyncio.run(main())
-    trace.save(tmp_path / "long.json")
-    lines = str(trace.critical_path()).splitlines()
-    shown = invoke("trace", "summary", tmp_path / "long.json").stdout.splitlines()
+    path = tmp_path / "long.json"
+    asyncio.run(main()).save(path)
+    return path
+
+
+def test_hints_come_last(awaited: Path) -> None:
+    (hint,) = sf.Trace.load(awaited).hints()
+    assert invoke("trace", "summary", awaited).stdout.endswith(f"\n\nhint: {hint.text}\n")
+    found = json.loads(invoke("trace", "summary", awaited, "--json").stdout)
+    assert found["hints"] == [{"kind": "await-each", "text": hint.text}]
+
+
+def test_of_a_long_path_the_first_steps_are_shown_and_the_length(awaited: Path) -> None:
+    lines = str(sf.Trace.load(awaited).critical_path()).splitlines()
+    shown = invoke("trace", "summary", awaited).stdout.splitlines()
     begin = shown.index("the critical path") + 1
     assert shown[begin : begin + 21] == lines[:21]
     assert shown[begin + 21 : begin + 23] == [f"and {len(lines) - 22} steps more", lines[-1]]
