@@ -218,13 +218,14 @@ def test_several_traces_become_one(file: Path, tmp_path: Path) -> None:
     assert {op.process for op in both.ops} == {0, 1}
 
 
-def test_more_ops_than_a_picture_takes_are_refused_by_the_option_to_pass(
-    file: Path, tmp_path: Path
+def test_pictures_draw_no_more_single_ops_than_they_are_told(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ("trace", "convert", file, tmp_path / "graph.dot", "--max-ops")
-    assert_mistake(invoke(*command, 2), "max_ops=2")
-    assert not (tmp_path / "graph.dot").exists()
-    assert invoke(*command, 2000).exit_code == 0
+    told: list[int] = []
+    monkeypatch.setattr(sf.Trace, "save", lambda self, path, *, max_ops: told.append(max_ops))
+    for option in ((), ("--max-ops", 7)):
+        assert invoke("trace", "convert", file, tmp_path / "graph.dot", *option).exit_code == 0
+    assert told == [5000, 7]
 
 
 # -- view ----------------------------------------------------------------------------------
