@@ -69,7 +69,7 @@ def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("args", "message"),
-    [(("inof",), "info"), (("info", "--jsn"), "--json"), (("info", "more"), "more")],
+    [(("inof",), "No such command"), (("info", "--jsn"), "--json"), (("info", "more"), "more")],
 )
 def test_a_word_that_is_not_known_is_a_mistake(args: tuple[str, ...], message: str) -> None:
     assert_mistake(invoke(*args), message)

@@ -345,7 +345,7 @@ def test_a_file_that_is_no_trace_is_a_mistake(
         (("explain", "run.json", "nothing"), "no op 'nothing'"),
         (("explain", "run.json", "twise"), "did you mean 'twice'?"),
         (("explain", "run.json", "twice"), "say which by id"),
-        (("sumary", "run.json"), "summary"),
+        (("sumary", "run.json"), "No such command"),
     ],
 )
 def test_a_mistake_in_the_command_line_is_2(
