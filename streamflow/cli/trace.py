@@ -22,7 +22,8 @@ from streamflow.cli.shared import (
     print_table,
 )
 from streamflow.runtime.units import spell_bytes, spell_seconds
-from streamflow.trace import Trace, TracedOp
+from streamflow.trace import Overlap, Trace, TracedOp
+from streamflow.trace.critical import CriticalPath
 from streamflow.trace.looks import printable
 
 __all__ = ["trace"]
@@ -137,11 +138,12 @@ def summary(
     path, and hints at what could be better.
     """
     found = _load(file)
-    facts = {"file": str(file), **_summary(found, num_longest)}
+    overlap, path = found.overlap(), found.critical_path()
+    facts = {"file": str(file), **_summary(found, overlap, path, num_longest)}
     if as_json:
         print_json(facts)
     else:
-        _print_summary(found, facts)
+        _print_summary(facts, overlap, path)
 
 
 @trace.command(
@@ -163,8 +165,9 @@ def explain(
         _print_part(str(answer))
 
 
-def _summary(found: Trace, num_longest: int) -> dict[str, Any]:
-    path = found.critical_path()
+def _summary(
+    found: Trace, overlap: Overlap, path: CriticalPath, num_longest: int
+) -> dict[str, Any]:
     kinds: dict[str, list[TracedOp]] = defaultdict(list)
     for op in found.ops:
         kinds[op.kind].append(op)
@@ -190,7 +193,7 @@ def _summary(found: Trace, num_longest: int) -> dict[str, Any]:
             }
             for kind, ops in sorted(kinds.items())
         ],
-        "overlap": asdict(found.overlap()),
+        "overlap": asdict(overlap),
         "memory": [
             {
                 "process": process,
@@ -231,7 +234,7 @@ def _summary(found: Trace, num_longest: int) -> dict[str, Any]:
     }
 
 
-def _print_summary(found: Trace, facts: dict[str, Any]) -> None:
+def _print_summary(facts: dict[str, Any], overlap: Overlap, path: CriticalPath) -> None:
     others = [
         f"{facts[f'num_{name}']} {name}" for name in ("failed", "dropped") if facts[f"num_{name}"]
     ]
@@ -269,7 +272,7 @@ def _print_summary(found: Trace, facts: dict[str, Any]) -> None:
         left=("kind",),
     )
     typer.echo()
-    _print_part(str(found.overlap()))
+    _print_part(str(overlap))
     if facts["longest"]:
         typer.echo("\nthe longest ops")
         print_table(
@@ -287,7 +290,7 @@ def _print_summary(found: Trace, facts: dict[str, Any]) -> None:
             left=("name", "stream", "where"),
         )
     typer.echo("\nthe critical path")
-    lines = str(found.critical_path()).splitlines()  # a heading, the steps, and their length
+    lines = str(path).splitlines()  # a heading, the steps, and their length
     num_left_out = len(lines) - 2 - _NUM_STEPS_SHOWN
     if num_left_out > 0:
         lines[1 + _NUM_STEPS_SHOWN : -1] = [f"and {num_left_out} steps more"]
