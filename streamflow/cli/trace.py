@@ -77,6 +77,7 @@ def view(
     page = file.with_suffix(".html") if output is None else output
     if page.suffix.lower() != ".html":
         mistake(f"a page's name ends in .html, found {str(page)!r}", "--output")
+    _refuse_same(page, [file], "--output")
     _save(_load(file), page, _MAX_OPS, "--output")
     typer.echo(page)
     if is_opened and not webbrowser.open(page.absolute().as_uri()):
@@ -110,8 +111,7 @@ def convert(
     max_ops: MaxOpsOption = _MAX_OPS,
 ) -> None:
     """Write a trace in another format, or several traces as one."""
-    if out.resolve() in [file.resolve() for file in files]:
-        mistake(f"{str(out)!r} is also what is read", "OUT")
+    _refuse_same(out, files, "OUT")
     parts = [_load(file) for file in files]
     try:
         whole = Trace.merged(parts) if len(parts) > 1 else parts[0]
@@ -310,6 +310,11 @@ def _load(file: Path) -> Trace:
         return Trace.load(file)
     except (OSError, ValueError) as error:
         mistake(error, "FILE")
+
+
+def _refuse_same(path: Path, files: Iterable[Path], where: str) -> None:
+    if path.resolve() in [file.resolve() for file in files]:
+        mistake(f"{str(path)!r} is also what is read", where)
 
 
 def _save(found: Trace, path: Path, max_ops: int, where: str) -> None:

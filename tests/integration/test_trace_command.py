@@ -260,6 +260,13 @@ def test_the_page_is_written_where_it_is_wanted_and_not_opened(
     assert not Path("run.html").exists()
 
 
+def test_a_trace_with_the_name_of_a_page_is_not_overwritten(file: Path, opened: list[str]) -> None:
+    odd = file.rename(file.with_suffix(".html"))
+    before = odd.read_bytes()
+    assert_mistake(invoke("trace", "view", odd), "is also what is read")
+    assert odd.read_bytes() == before
+
+
 def test_no_browser_is_told_and_no_failure(
     file: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
