@@ -28,7 +28,7 @@ __all__ = ["demo"]
 
 TOLERANCE = 1  # of 255: a device may round the last bit its own way
 GRAPHS = ("graph.dot", "graph.mmd")  # of the first tiles
-TRACES = ("trace.json",)  # of the whole run
+TRACES = ("trace.json", "trace.html")  # of the whole run
 
 
 class Clock(StrEnum):
@@ -66,8 +66,8 @@ def demo(
 
     Every tile is copied in, blurred, has its edges drawn in ink, and is copied out, with the
     copies under the kernels. Writes picture.png, the graph of the first tiles as graph.dot and
-    graph.mmd, and the whole run as trace.json, for the trace commands. Fails if the picture is
-    not what NumPy makes of it.
+    graph.mmd, and the whole run as trace.html, a page for the browser, and trace.json, for the
+    trace commands. Fails if the picture is not what NumPy makes of it.
     """
     try:
         from streamflow import demo as work
@@ -99,6 +99,8 @@ def demo(
             outcome.graph.save(output / name)
         for name in TRACES:
             outcome.trace.save(output / name)
+    except ModuleNotFoundError as missing:
+        fail(str(missing))
     except OSError as error:
         mistake(error, "--output")
     _print_outcome(outcome, output, settings.sim.clock, difference)

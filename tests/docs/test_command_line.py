@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("typer", reason="the extra 'cli' is not installed")
+pytest.importorskip("igraph", reason="the extra 'viz' is not installed")
 
 import typer
 from typer.testing import CliRunner

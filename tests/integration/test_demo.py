@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("typer", reason="the extra 'cli' is not installed")
 pytest.importorskip("skimage", reason="the extra 'demo' is not installed")
 pytest.importorskip("tqdm", reason="the extra 'demo' is not installed")
+pytest.importorskip("igraph", reason="the extra 'demo' is not installed")
 Image = pytest.importorskip("PIL.Image", reason="the extra 'demo' is not installed")
 
 from typer.testing import CliRunner, Result  # noqa: E402
@@ -130,6 +131,9 @@ def test_the_whole_run_is_written_for_the_trace_commands(
     assert sum(op.name == "blur" for op in trace.ops) == 3 * 5  # tiles
     result = CliRunner().invoke(app, ["trace", "summary", str(tmp_path / "trace.json"), "--json"])
     assert json.loads(result.stdout)["num_ops"] == len(trace.ops)
+    page = (tmp_path / "trace.html").read_text(encoding="utf-8")
+    assert page.lower().startswith("<!doctype html>")
+    assert page.count("blur") > 1
 
 
 def test_the_summary_names_device_work_and_files(picture_file: Path, tmp_path: Path) -> None:
@@ -143,7 +147,7 @@ def test_the_summary_names_device_work_and_files(picture_file: Path, tmp_path: P
     assert "not a GPU's times" in summary["device time"]
     for engine in ("compute", "d2h", "h2d"):
         assert re.search(rf"^ +{engine} ", result.stdout, re.MULTILINE)
-    for name in ("picture.png", "graph.dot", "graph.mmd", "trace.json"):
+    for name in ("picture.png", "graph.dot", "graph.mmd", "trace.json", "trace.html"):
         assert str(tmp_path / name) in result.stdout
 
 
@@ -218,7 +222,8 @@ def test_help_gives_an_example() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hidden", "extra"), [("typer", "cli"), ("rich", "cli"), ("skimage", "demo"), ("PIL", "demo")]
+    ("hidden", "extra"),
+    [("typer", "cli"), ("rich", "cli"), ("skimage", "demo"), ("PIL", "demo"), ("igraph", "viz")],
 )
 def test_a_missing_package_names_its_extra(hidden: str, extra: str) -> None:
     program = (
@@ -233,7 +238,7 @@ def test_a_missing_package_names_its_extra(hidden: str, extra: str) -> None:
         timeout=60,
     )
     assert result.returncode == 1
-    assert f"pip install 'streamflow-cuda[{extra}]'" in result.stderr
+    assert f"streamflow-cuda[{extra}]" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -296,6 +296,13 @@ def test_a_package_that_the_page_needs_is_named(
     assert "streamflow-cuda[viz]" in result.stderr
 
 
+def test_the_page_is_one(file: Path) -> None:
+    pytest.importorskip("igraph", reason="the extra 'viz' is not installed")
+    result = invoke("trace", "view", file, "--no-open")
+    assert result.exit_code == 0, result.output
+    assert file.with_suffix(".html").read_text(encoding="utf-8").count("twice") >= 1
+
+
 # -- mistakes ------------------------------------------------------------------------------
 
 
