@@ -30,6 +30,8 @@ def open_device(index: int, settings: Settings, loop_key: object) -> Backend:
         No driver, no device, or a driver that is there and broken.
     ValueError
         ``index`` is not a device of this machine.
+    DeviceError
+        The driver makes no context on it.
     """
     del settings, loop_key
     from streamflow.backends.cuda.probe import why_unavailable
@@ -39,5 +41,11 @@ def open_device(index: int, settings: Settings, loop_key: object) -> Backend:
     if reason is not None:
         raise BackendUnavailable(f"backend 'cuda' cannot start: {reason}")
     from streamflow.backends.cuda.device import CudaBackend
+    from streamflow.backends.cuda.errors import translate
 
-    return CudaBackend(index)
+    try:
+        return CudaBackend(index)
+    except ValueError:  # the index
+        raise
+    except Exception as error:  # the driver's own: out of memory, or a device in exclusive mode
+        raise translate(error, f"opening device {index}") from error

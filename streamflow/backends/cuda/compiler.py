@@ -21,7 +21,7 @@ from streamflow.errors import BackendUnavailable, CompileFailed
 if TYPE_CHECKING:
     from cuda.core.utils import FileStreamProgramCache
 
-__all__ = ["cache_directory", "compile_cubin", "open_cache"]
+__all__ = ["cache_directory", "compile_cubin", "compiler_version", "open_cache"]
 
 _NO_COMPILER = (
     "no NVRTC library found: pip install 'streamflow-cuda[nvrtc]' or a CUDA toolkit. "
@@ -113,6 +113,15 @@ def compile_cubin(
         with suppress(OSError):  # full or read-only by now: the result is good all the same
             cache[key] = cubin
     return cubin
+
+
+def compiler_version() -> str | None:
+    """NVRTC's, as ``"13.1"``; None where there is no such library."""
+    try:
+        _, major, minor = _nvrtc().nvrtcVersion()
+    except BackendUnavailable:
+        return None
+    return f"{major}.{minor}"
 
 
 def _nvrtc() -> Any:

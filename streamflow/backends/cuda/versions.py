@@ -1,4 +1,4 @@
-"""Which driver is there, for reports."""
+"""Which driver is there and how many devices it has, for reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cuda.bindings import driver
 
-__all__ = ["driver_versions"]
+__all__ = ["driver_versions", "num_devices"]
 
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
@@ -22,3 +22,9 @@ def driver_versions() -> tuple[str, str]:
     error, version = driver.cuDriverGetVersion()
     cuda = "not known" if error else f"{version // 1000}.{version % 1000 // 10}"
     return (found[1] if found else "not known"), cuda
+
+
+def num_devices() -> int:
+    """How many the driver sees; 0 where it does not say."""
+    error, count = driver.cuDeviceGetCount()
+    return 0 if error else int(count)

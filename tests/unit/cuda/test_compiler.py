@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from streamflow.backends.cuda import compiler
-from streamflow.backends.cuda.compiler import cache_directory, compile_cubin, open_cache
+from streamflow.backends.cuda.compiler import (
+    cache_directory,
+    compile_cubin,
+    compiler_version,
+    open_cache,
+)
 from streamflow.errors import BackendUnavailable, CompileFailed
 
 _GOOD = """extern "C" __global__ void scale(float* x, int n) {
@@ -186,6 +191,10 @@ def test_a_cache_that_cannot_be_written_is_done_without(fake: FakeCompiler) -> N
     assert compile_cubin("x", "k.cu", arch="sm_80", cache=cache)
 
 
+def test_the_version_is_told_as_people_write_it(fake: FakeCompiler) -> None:
+    assert compiler_version() == "13.4"
+
+
 def test_a_missing_compiler_names_the_extra_that_brings_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -203,6 +212,7 @@ def test_a_missing_library_names_the_extra_too(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(nvrtc, "nvrtcVersion", not_found)
     with pytest.raises(BackendUnavailable, match=r"streamflow-cuda\[nvrtc\]"):
         compile_cubin(_GOOD, "k.cu", arch="sm_90")
+    assert compiler_version() is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="XDG directories are not Windows's")
