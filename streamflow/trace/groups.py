@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import TypeAlias, TypeVar
 
 from streamflow.trace.model import EdgeReason, TracedOp
@@ -102,6 +103,20 @@ class Synopsis:
     edges: tuple[GroupEdge, ...]
     by: tuple[str, ...]
     num_slices: int
+
+    def arrows(self) -> Iterator[tuple[int, int, list[GroupEdge]]]:
+        """Between each two groups the edges of all reasons, the most frequent first."""
+        between = groupby(self.edges, key=lambda edge: (edge.src, edge.dst))
+        for (src, dst), edges in between:
+            if src != dst:
+                yield src, dst, sorted(edges, key=lambda edge: -edge.num)
+
+    def told(self, max_ops: int) -> str:
+        """For the reader of a file that shows this, since there are more ops than ``max_ops``."""
+        return (
+            f"{self}, since they are more than max_ops={max_ops}. To see ops one by one, trace a "
+            "shorter piece of the program or pass a larger max_ops."
+        )
 
     def __str__(self) -> str:
         num_ops = sum(group.num_ops for group in self.groups)
