@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -27,6 +28,9 @@ __all__ = ["to_svg"]
 _WIDTH = 1200.0
 _LEFT, _RIGHT, _TOP = 120.0, 20.0, 58.0
 _ROW, _GAP, _STRIP, _HEADER, _CURVE = 22.0, 8.0, 9.0, 20.0, 54.0
+_RUN_MAX = 20.0  # so long are the bars that stand for several
+_NUM_ARROWS_MAX = 1000  # where they are not drawn one by one
+_GRID = 6.0  # then arrows from and to places so near are one
 _NUM_ROWS_MAX = 12  # of full height; more share the height of so many
 _CHAR = 5.6  # width of one at font size 10, about
 _STEPS = (1, 2, 5, 10)
@@ -53,7 +57,8 @@ def to_svg(trace: Trace, *, title: str | None = None, max_ops: int = 5000) -> st
     """Draw the timeline: a lane for each stream, a bar for each op, an arrow for each edge.
 
     Arrows are drawn between streams only. Above ``max_ops`` ops, bars that are too small to see
-    are drawn as one with their neighbours, and so are arrows between the same places.
+    are drawn as one with their neighbours, and of the arrows, those that stand for the most edges
+    from about one place to another.
 
     Parameters
     ----------
@@ -179,7 +184,8 @@ class _Picture:
                 is_small = self._x(bar.end_ns) - self._x(bar.start_ns) < 1
                 is_near = self._x(bar.start_ns) - self._x(run[-1].end_ns) < 0.75
                 is_alike = look_of(bar.op) == look_of(run[0].op)
-                if not (self._is_binned and is_small and is_near and is_alike):
+                is_short = self._x(bar.end_ns) - self._x(run[0].start_ns) < _RUN_MAX
+                if not (self._is_binned and is_small and is_near and is_alike and is_short):
                     yield run
                     run = []
             run.append(bar)
@@ -202,12 +208,12 @@ class _Picture:
         else:
             told = "\n".join(map(printable, op_told(op, self._arrays)))
         look = "other" if is_staging else look_of(op)
-        edge = "#555555"
+        edge = 'stroke="#555555" stroke-width="0.6"' if width > 3 else ""
         if any(bar.op.state == "failed" for bar in run):
-            edge = f'{FAILED_COLOUR}" stroke-width="3'
+            edge = f'stroke="{FAILED_COLOUR}" stroke-width="3"'
         label = ""
         name = _cut(printable(op.name), width - 4) if len(run) == 1 and height > 10 else ""
-        if len(name) > 1:
+        if name and name != "\N{HORIZONTAL ELLIPSIS}":
             label = (
                 f'<text x="{left + width / 2:.1f}" y="{y + height / 2 + 3.5:.1f}" '
                 f'text-anchor="middle" font-size="10">{escape(name)}</text>'
@@ -217,7 +223,7 @@ class _Picture:
         return (
             f'<g class="{kind}"{ident}><title>{escape(told)}</title>'
             f'<rect x="{left:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" '
-            f'fill="{COLOURS[look]}" stroke="{edge}"/>{label}</g>'
+            f'fill="{COLOURS[look]}" {edge}/>{label}</g>'
         )
 
     # -- arrows ------------------------------------------------------------------------------
@@ -232,8 +238,13 @@ class _Picture:
     def _arrows(self) -> Iterator[str]:
         edges = self._edges()
         if self._is_binned:
-            alike = {self._path(edge) + _LINES[edge_look(edge)]: edge for edge in edges}
-            edges = [*alike.values()]
+            alike = Counter[str]()
+            first: dict[str, TracedEdge] = {}
+            for edge in edges:
+                key = self._path(edge) + _LINES[edge_look(edge)]
+                first.setdefault(key, edge)
+                alike[key] += 1
+            edges = [first[key] for key, _ in alike.most_common(_NUM_ARROWS_MAX)]
         opacity = min(0.7, max(0.1, 60 / len(edges))) if edges else 0
         yield f'<g fill="none" stroke-opacity="{opacity:.2f}" stroke-width="0.8">'
         names = {op.id: printable(op.name) for op in self._contents.ops}
@@ -249,14 +260,13 @@ class _Picture:
 
     def _path(self, edge: TracedEdge) -> str:
         src, dst = self._spots[edge.src], self._spots[edge.dst]
-        x, y = (round(src.right), round(src.middle)) if self._is_binned else (src.right, src.middle)
-        to_x, to_y = (
-            (round(dst.left), round(dst.middle)) if self._is_binned else (dst.left, dst.middle)
-        )
+        x, to_x = src.right, dst.left
+        if self._is_binned:
+            x, to_x = round(x / _GRID) * _GRID, round(to_x / _GRID) * _GRID
         bend = min(24.0, 6 + abs(to_x - x) / 2)
         return (
-            f"M{x:.1f} {y:.1f}C{x + bend:.1f} {y:.1f} {to_x - bend:.1f} {to_y:.1f} "
-            f"{to_x:.1f} {to_y:.1f}"
+            f"M{x:.1f} {src.middle:.1f}C{x + bend:.1f} {src.middle:.1f} "
+            f"{to_x - bend:.1f} {dst.middle:.1f} {to_x:.1f} {dst.middle:.1f}"
         )
 
     # -- memory ------------------------------------------------------------------------------
