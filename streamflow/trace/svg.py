@@ -194,7 +194,7 @@ class _Picture:
 
     def _bar(self, run: Sequence[Bar], lane: Lane, number: int, y: float, height: float) -> str:
         left = self._x(run[0].start_ns)
-        width = max(self._x(run[-1].end_ns) - left, 1.0)
+        width = max(self._x(run[-1].end_ns) - left, 1.5)
         op = run[0].op
         is_staging = lane.title == STAGING
         if not is_staging:
@@ -207,7 +207,9 @@ class _Picture:
             told = f"{len(run)} ops in {spell_seconds(took_s)}, from {printable(op.name)} on"
         else:
             told = "\n".join(map(printable, op_told(op, self._arrays)))
-        look = "other" if is_staging else look_of(op)
+        fill = COLOURS["other" if is_staging else look_of(op)]
+        if op.engine is None and height < 10:
+            fill = "#777777"  # a mere tick
         edge = 'stroke="#555555" stroke-width="0.6"' if width > 3 else ""
         if any(bar.op.state == "failed" for bar in run):
             edge = f'stroke="{FAILED_COLOUR}" stroke-width="3"'
@@ -223,7 +225,7 @@ class _Picture:
         return (
             f'<g class="{kind}"{ident}><title>{escape(told)}</title>'
             f'<rect x="{left:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" '
-            f'fill="{COLOURS[look]}" {edge}/>{label}</g>'
+            f'fill="{fill}" {edge}/>{label}</g>'
         )
 
     # -- arrows ------------------------------------------------------------------------------
@@ -248,12 +250,13 @@ class _Picture:
         opacity = min(0.7, max(0.1, 60 / len(edges))) if edges else 0
         yield f'<g fill="none" stroke-opacity="{opacity:.2f}" stroke-width="0.8">'
         names = {op.id: printable(op.name) for op in self._contents.ops}
+        tip = "" if self._is_binned else ' marker-end="url(#tip)"'
         for edge in edges:
             why = printable(edge_told(edge, self._arrays))
             told = f"{names[edge.src]} \N{RIGHTWARDS ARROW} {names[edge.dst]}: {why}"
             yield (
                 f'<path class="edge" data-edge="{edge.src} {edge.dst} {edge.reason.value}" '
-                f'd="{self._path(edge)}" {_LINES[edge_look(edge)]} marker-end="url(#tip)">'
+                f'd="{self._path(edge)}" {_LINES[edge_look(edge)]}{tip}>'
                 f"<title>{escape(told)}</title></path>"
             )
         yield "</g>"
@@ -289,17 +292,18 @@ class _Picture:
                 place = y + 14 + 14 * number
                 lines.append(f'<text x="10" y="{place:g}" fill="#222222">{escape(line)}</text>')
             base = y + _CURVE
+            thin = 0.3 if len(points) > _WIDTH else 1
             in_use = self._steps(((p.time_s, p.nbytes / peak) for p in points), base)
             end = self._x(self._first_ns + self._span_ns)
             lines.append(
                 f'<path class="memory" d="{in_use}V{base:g}H{_LEFT:g}z" fill="#56b4e9" '
-                'fill-opacity="0.35" stroke="#0072b2"/>'
+                f'fill-opacity="0.35" stroke="#0072b2" stroke-width="{thin}"/>'
             )
             if pinned:
                 line = self._steps(((p.time_s, p.pinned_nbytes / peak) for p in points), base)
                 lines.append(
                     f'<path class="pinned" d="{line}" fill="none" stroke="#d55e00" '
-                    'stroke-dasharray="5 3"/>'
+                    f'stroke-width="{thin}" stroke-dasharray="5 3"/>'
                 )
             lines.append(f'<path d="M{_LEFT:g} {base:g}H{end:g}" stroke="#999999"/>')
             y = base + 16
