@@ -89,7 +89,7 @@ def _events(contents: Contents) -> Iterator[_Event]:
 def _named(pid: int, tid: int | None, title: str, place: int) -> Iterator[_Event]:
     what = "process" if tid is None else "thread"
     at: _Event = {"ph": "M", "pid": pid, **({} if tid is None else {"tid": tid})}
-    yield {**at, "name": f"{what}_name", "args": {"name": printable(title)}}
+    yield {**at, "name": f"{what}_name", "args": {"name": _text(title)}}
     yield {**at, "name": f"{what}_sort_index", "args": {"sort_index": place}}
 
 
@@ -168,7 +168,7 @@ def _complete(bar: Bar, pid: int, tid: int, category: str) -> _Event:
         "tid": tid,
         "ts": _us(bar.start_ns),
         "dur": _us(bar.end_ns - bar.start_ns),
-        "name": printable(bar.op.name),
+        "name": _text(bar.op.name),
         "cat": category,
     }
 
@@ -185,15 +185,21 @@ def _flow(phase: str, edge: TracedEdge, number: int, pid: int, tid: int, at_ns: 
     }
 
 
+def _text(text: str) -> str:
+    """``text`` as Perfetto can read it: a backslash before the closing quote stops it."""
+    text = printable(text)
+    return f"{text} " if text.endswith("\\") else text
+
+
 def _args(op: TracedOp) -> _Event:
     args: _Event = {"op": op.id, "kind": op.kind, "state": op.state}
     if op.nbytes:
         args["bytes"] = op.nbytes
     for name, text in (("where", op.where), ("scope", op.scope), ("task", op.task)):
         if text is not None:
-            args[name] = printable(text)
+            args[name] = _text(text)
     if op.needs:
-        args["needs"] = ", ".join(map(printable, op.needs))
+        args["needs"] = ", ".join(map(_text, op.needs))
     if op.is_staged:
         args["staged"] = True
     if op.issued_s is not None and op.start_s is not None:
