@@ -1,11 +1,14 @@
 import html
 import re
+import subprocess
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from pictured import dot_graph
 
 from streamflow.trace import EdgeReason, Trace, TracedArray, TracedEdge, TracedOp
 from streamflow.trace.dot import to_dot
@@ -168,7 +171,7 @@ def read_dot_label(line: str) -> str:
 
 
 @given(st.text(max_size=60) | st.sampled_from(AWKWARD))
-def test_any_name_survives_dot(name: str) -> None:
+def test_c48_any_name_survives_dot(name: str) -> None:
     (line,) = (each for each in to_dot(named(name)).split("\n") if "op0 [" in each)
     assert read_dot_label(line) == shown(name)
     # Outside its strings the line is the plain statement it is for any name.
@@ -176,7 +179,7 @@ def test_any_name_survives_dot(name: str) -> None:
 
 
 @given(st.text(max_size=60) | st.sampled_from(AWKWARD))
-def test_any_name_survives_mermaid(name: str) -> None:
+def test_c48_any_name_survives_mermaid(name: str) -> None:
     (line,) = (each for each in to_mermaid(named(name)).split("\n") if "op0[" in each)
     match = re.fullmatch(r'    op0\["([^"]*)"\]:::compute', line)
     assert match is not None
@@ -241,3 +244,26 @@ def test_mermaid_warns_of_its_viewers_limit() -> None:
     edges = [TracedEdge(number - 1, number, EdgeReason.AFTER, False) for number in range(1, 502)]
     assert "%% 501 edges" in to_mermaid(Trace.of(ops, edges))
     assert "%%" not in to_mermaid(small_trace())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(max_size=20) | st.sampled_from(AWKWARD), min_size=1, max_size=4))
+def test_c48_any_names_parse_as_dot(names: list[str]) -> None:
+    ops = [
+        op(i, name, name, name, "compute", where=name, scope=name, task=name, needs=(name,))
+        for i, name in enumerate(names)
+    ]
+    edges = [TracedEdge(i - 1, i, EdgeReason.AFTER, False) for i in range(1, len(ops))]
+    for max_ops, letter in ((9, "op"), (0, "g")):
+        nodes, found = dot_graph(Trace.of(ops, edges), max_ops=max_ops)
+        assert {node.rstrip("0123456789") for node in nodes} == {letter}
+        assert len(nodes) == len(ops)
+        assert len(found) == len(edges)
+
+
+@pytest.mark.skipif(which("dot") is None, reason="Graphviz is not installed")
+def test_c48_graphviz_draws_any_names() -> None:
+    text = to_dot(named(*AWKWARD))
+    done = subprocess.run(["dot", "-Tplain"], input=text.encode(), capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(b"\nnode ") == len(AWKWARD)
