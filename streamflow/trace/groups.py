@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import TypeAlias, TypeVar
 
 from streamflow.trace.model import EdgeReason, TracedOp
@@ -102,6 +103,32 @@ class Synopsis:
     edges: tuple[GroupEdge, ...]
     by: tuple[str, ...]
     num_slices: int
+
+    def arrows(self, max_arrows: int = 300) -> list[tuple[int, int, list[GroupEdge]]]:
+        """What a picture draws: the two groups, and their edges, the most frequent reason first.
+
+        Of more than ``max_arrows`` those that stand for the most edges.
+        """
+        between = [
+            (src, dst, sorted(edges, key=lambda edge: -edge.num))
+            for (src, dst), edges in groupby(self.edges, key=lambda edge: (edge.src, edge.dst))
+            if src != dst
+        ]
+        between.sort(key=lambda each: -sum(edge.num for edge in each[2]))
+        return sorted(between[:max_arrows], key=lambda each: each[:2])
+
+    def told(self, max_ops: int) -> str:
+        """For the reader of a file that shows this, since there are more ops than ``max_ops``."""
+        return (
+            f"{self}, since they are more than max_ops={max_ops}. Of the edges between groups, "
+            f"{self._num_drawn()} are drawn. To see ops one by one, trace a shorter piece of the "
+            "program or pass a larger max_ops."
+        )
+
+    def _num_drawn(self) -> str:
+        num = sum(edge.num for edge in self.edges if edge.src != edge.dst)
+        num_drawn = sum(edge.num for _, _, edges in self.arrows() for edge in edges)
+        return f"{num_drawn} of {num}" if num_drawn < num else f"all {num}"
 
     def __str__(self) -> str:
         num_ops = sum(group.num_ops for group in self.groups)

@@ -246,19 +246,23 @@ class Trace:
     def save(self, path: str | os.PathLike[str], *, max_ops: int = 5000) -> None:
         """Write the trace to a file whose ending chooses the format.
 
+        ``.json`` is ours, for :meth:`load`. ``.chrome.json`` is for Perfetto and
+        ``chrome://tracing``. ``.svg`` is the timeline as a picture. ``.dot`` (Graphviz) and
+        ``.mmd`` (Mermaid) are the graph.
+
         Parameters
         ----------
         path : str or os.PathLike
-            Ends in ``.json`` (ours, for :meth:`load`), ``.html`` (a page with the graph and the
-            timeline), ``.dot`` (Graphviz) or ``.mmd`` (Mermaid).
         max_ops : int
-            Refuse to write more ops than this to a picture: layout tools take minutes beyond
-            a few thousand. Mermaid's viewers stop at 500 edges unless told otherwise.
+            Pictures of more ops than this show less: the graphs a synopsis, groups of like ops
+            and how many edges lead between them, since layout tools take minutes beyond a few
+            thousand; the timeline draws as one what is too small to see. Mermaid's viewers stop
+            at 500 edges unless told otherwise.
 
         Raises
         ------
         ValueError
-            Another ending, or too many ops. Nothing is written.
+            Another ending. Nothing is written.
         ModuleNotFoundError
             What lays out the page's graph is not installed.
         """

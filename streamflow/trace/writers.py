@@ -11,13 +11,15 @@ from streamflow.trace.trace import Trace
 __all__ = ["write"]
 
 _WRITERS = {
-    # Longest ending first. A writer takes the trace and the most ops to draw one by one.
+    # Longest ending first.
+    ".chrome.json": "chrome:to_chrome",
     ".json": "store:to_json",
     ".html": "html:to_html",
     ".dot": "dot:to_dot",
     ".mmd": "mermaid:to_mermaid",
+    ".svg": "svg:to_svg",
 }
-_WHOLE = (".json", ".html")  # these take any number
+_PICTURES = (".dot", ".mmd", ".svg")  # these take the most ops to draw one by one
 
 
 def write(trace: Trace, path: Path, max_ops: int) -> None:
@@ -29,12 +31,7 @@ def write(trace: Trace, path: Path, max_ops: int) -> None:
             f"cannot tell the format of {path.name!r}: its name must end in one of "
             f"{', '.join(_WRITERS)}"
         )
-    num_ops = len(trace.ops)
-    if num_ops > max_ops and ending not in _WHOLE:
-        raise ValueError(
-            f"the trace has {num_ops} ops, more than max_ops={max_ops}: "
-            "trace a shorter piece of the program, or pass a larger max_ops"
-        )
     module, function = _WRITERS[ending].split(":")
-    writer: Callable[[Trace], str] = getattr(import_module(f"streamflow.trace.{module}"), function)
-    path.write_text(writer(trace), encoding="utf-8", newline="\n")
+    writer: Callable[..., str] = getattr(import_module(f"streamflow.trace.{module}"), function)
+    text = writer(trace, max_ops=max_ops) if ending in _PICTURES else writer(trace)
+    path.write_text(text, encoding="utf-8", newline="\n")

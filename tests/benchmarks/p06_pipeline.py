@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 import streamflow as sf
+from streamflow.trace.svg import to_svg
 from tests.benchmarks.pipeline_peers import Consume, Peers
 from tests.benchmarks.report import Options, Report, Sample
 from tests.benchmarks.rig import Bare, Case, device, interleaved, warm
-from tests.benchmarks.timeline import to_svg
 
 _MIB = 1 << 20
 _KERNEL_S = 1.2e-3  # for 64 MiB
@@ -182,6 +182,6 @@ async def _show(dev: sf.Device, options: Options, report: Report, ours: _Ours, t
         options.output.mkdir(parents=True, exist_ok=True)
         path = options.output / "p06_pipeline.svg"
         title = f"{told} through {dev.properties.name}"
-        path.write_text(to_svg(trace, title), encoding="utf-8", newline="\n")
+        path.write_text(to_svg(trace, title=title), encoding="utf-8", newline="\n")
         trace.save(path.with_suffix(".json"))
         report.note(f"the picture is in {path.name}, the trace beside it")

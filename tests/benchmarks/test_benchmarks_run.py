@@ -38,7 +38,7 @@ def test_p6_draws_a_picture(tmp_path: Path) -> None:
     from tests.benchmarks.run import main
 
     assert main(["P6", "--backend", "sim", "--tiny", "--output", str(tmp_path)]) == 0
-    bars = ET.parse(tmp_path / "p06_pipeline.svg").findall("{*}rect/{*}title")
+    bars = ET.parse(tmp_path / "p06_pipeline.svg").findall("{*}g/{*}title")
     assert len([bar for bar in bars if (bar.text or "").startswith("blend")]) == 5
 
 
