@@ -33,6 +33,7 @@ class Note:
         "device",
         "edges",
         "freed_nbytes",
+        "is_awaited",
         "is_staged",
         "issued_s",
         "kind",
@@ -77,6 +78,7 @@ class Note:
         self.scope: str | None = None
         self.task: str | None = None
         self.needs: Sequence[str] = ()
+        self.is_awaited = False
         self.is_staged = False
         self.edges: list[tuple[int, str, int | None]] = []
         self.waited: Sequence[int] = ()

@@ -172,6 +172,7 @@ class Tracer:
         core, note = self._core, traced.note
         note.state = op._state.value
         note.seen_s = core.clock_s()
+        note.is_awaited = op.rare().is_wanted
         self.made_room = note.seq
         if op._error is None and traced.starts and core.lost is None:
             elapsed_ms, base = core.backend.elapsed_ms, traced.base

@@ -87,6 +87,8 @@ class TracedOp:
         Ids of the arrays that it touches.
     process : int
         Which of the trace's processes it ran in.
+    is_awaited : bool
+        Somebody waited for it when it was seen to end: the program, or the runtime for it.
     """
 
     id: int
@@ -112,6 +114,7 @@ class TracedOp:
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     process: int = 0
+    is_awaited: bool = False
 
     @property
     def duration_s(self) -> float | None:
@@ -199,6 +202,8 @@ class TracedDevice:
         Of the trace's processes, from 0.
     process_key : str
         Tells processes apart over files.
+    compute_lanes : int
+        How many it has; 0 where that is not known.
     """
 
     index: int
@@ -209,6 +214,7 @@ class TracedDevice:
     began_unix_s: float
     process: int = 0
     process_key: str = ""
+    compute_lanes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,7 @@ def _op(note: Note, began_s: float, lines: dict[object, str]) -> TracedOp:
         is_staged=note.is_staged,
         reads=tuple(dict.fromkeys(array for array, _ in note.reads)),
         writes=tuple(dict.fromkeys(array for array, _ in note.writes)),
+        is_awaited=note.is_awaited,
     )
 
 
@@ -214,6 +215,7 @@ def recording(core: Core, max_ops: int = MAX_OPS) -> Iterator[Trace]:
             began_s=began_s,
             began_unix_s=time.time(),
             process_key=_PROCESS_KEY,
+            compute_lanes=len(core.compute),
         )
         recorder = Recorder(device, nbytes=core.memory.live_nbytes, max_ops=max_ops)
         return recorder
