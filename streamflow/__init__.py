@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         TracedOp,
     )
     from streamflow.trace.trace import Trace
+    from streamflow.trace.what_if import WhatIf
 
 __all__ = [
     "Access",
@@ -114,6 +115,7 @@ __all__ = [
     "TracedOp",
     "Unfinished",
     "UpstreamFailed",
+    "WhatIf",
     "WrongThread",
     "as_completed",
     "gather",
@@ -132,6 +134,7 @@ _HOMES = {  # what few programs name, brought in when one does (R13)
     "Pipeline": "pipeline.pipeline",
     **dict.fromkeys(("PipelineStats", "StageStats"), "pipeline.stats"),
     "Trace": "trace.trace",
+    "WhatIf": "trace.what_if",
     **dict.fromkeys(
         (
             "EdgeReason",
