@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     )
     from streamflow.trace.trace import Trace
     from streamflow.trace.waits import Wait, WaitKind
+    from streamflow.trace.what_if import WhatIf
 
 __all__ = [
     "Access",
@@ -125,6 +126,7 @@ __all__ = [
     "UpstreamFailed",
     "Wait",
     "WaitKind",
+    "WhatIf",
     "WrongThread",
     "as_completed",
     "gather",
@@ -147,6 +149,7 @@ _HOMES = {  # what few programs name, brought in when one does (R13)
     **dict.fromkeys(("PipelineStats", "StageStats"), "pipeline.stats"),
     "Trace": "trace.trace",
     **dict.fromkeys(("Wait", "WaitKind"), "trace.waits"),
+    "WhatIf": "trace.what_if",
     **dict.fromkeys(
         (
             "EdgeReason",

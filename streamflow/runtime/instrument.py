@@ -41,6 +41,7 @@ class Note:
     task: str | None = None
     needs: Sequence[str] = ()
     is_staged = False
+    is_awaited = False
     waited: Sequence[int] = ()
     reads: Sequence[tuple[int, int]] = ()
     writes: Sequence[tuple[int, int]] = ()

@@ -175,6 +175,7 @@ class Tracer:
         core = self._core
         note.state = op._state.value
         note.seen_s = core.clock_s()
+        note.is_awaited = op.rare().is_wanted
         if self._ranges is not None:  # where its calls failed
             self._ranges.pop(note)
         if op._error is not None:

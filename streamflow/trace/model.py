@@ -89,6 +89,8 @@ class TracedOp:
         Which of the trace's processes it ran in.
     error : str or None
         What went wrong, in words, for one that failed or was cancelled.
+    is_awaited : bool
+        Somebody waited for it when it was seen to end: the program, or the runtime for it.
     """
 
     id: int
@@ -115,6 +117,7 @@ class TracedOp:
     writes: tuple[int, ...] = ()
     process: int = 0
     error: str | None = None
+    is_awaited: bool = False
 
     @property
     def duration_s(self) -> float | None:
@@ -202,6 +205,8 @@ class TracedDevice:
         Of the trace's processes, from 0.
     process_key : str
         Tells processes apart over files.
+    compute_lanes : int
+        How many it has; 0 where that is not known.
     """
 
     index: int
@@ -212,6 +217,7 @@ class TracedDevice:
     began_unix_s: float
     process: int = 0
     process_key: str = ""
+    compute_lanes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

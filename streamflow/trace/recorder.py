@@ -199,6 +199,7 @@ def _op(note: Note, began_s: float, lines: dict[object, str]) -> TracedOp:
         reads=tuple(dict.fromkeys(array for array, _ in note.reads)),
         writes=tuple(dict.fromkeys(array for array, _ in note.writes)),
         error=note.error,
+        is_awaited=note.is_awaited,
     )
 
 
@@ -230,6 +231,7 @@ def _recording(core: Core, max_ops: int) -> Iterator[Trace]:
             began_s=began_s,
             began_unix_s=time.time(),
             process_key=_PROCESS_KEY,
+            compute_lanes=len(core.compute),
         )
         recorder = Recorder(device, nbytes=core.memory.live_nbytes, max_ops=max_ops)
         recorder.ranges = ranges_of()

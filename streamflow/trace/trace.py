@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from streamflow.trace.critical import CriticalPath
     from streamflow.trace.explain import Explanation
     from streamflow.trace.hints import Hint
+    from streamflow.trace.what_if import WhatIf
 
 __all__ = ["Trace"]
 
@@ -240,6 +241,58 @@ class Trace:
         from streamflow.trace.assertion import assert_overlap
 
         assert_overlap(self, ratio)
+
+    def what_if(
+        self,
+        *,
+        compute_lanes: int | None = None,
+        h2d_rate: float | None = None,
+        d2h_rate: float | None = None,
+        kernel_speed: float | None = None,
+        copy_engines: int | None = None,
+        compute_slots: int | None = None,
+        depth: int | None = None,
+    ) -> WhatIf:
+        """What the traced work would take on another machine, or with other settings.
+
+        The ops run again on the simulator's machine with the durations that were measured; no
+        array is made. What is not given stays as it was.
+
+        Parameters
+        ----------
+        compute_lanes : int, optional
+            As :class:`Settings` has it: every op that was on a compute lane gets one anew.
+        h2d_rate, d2h_rate : float, optional
+            Bytes per second of copies in and out. Their fixed part stays.
+        kernel_speed : float, optional
+            How many times as fast kernels, calls and graphs run.
+        copy_engines, compute_slots : int, optional
+            As :class:`SimOptions` has them: 1 or 2; and how much the device computes at a time.
+        depth : int, optional
+            Items at a time of the pipelines in the trace. Gives lanes anew, too.
+
+        Returns
+        -------
+        WhatIf
+
+        Raises
+        ------
+        TypeError, ValueError
+            A value that is none, or not positive; the trace has no timed ops, has lost some, or
+            has failed ones, or is of several processes; ``depth`` without a pipeline.
+        """
+        from streamflow.trace.what_if import what_if
+
+        return what_if(
+            self,
+            compute_lanes=compute_lanes,
+            h2d_rate=h2d_rate,
+            d2h_rate=d2h_rate,
+            kernel_speed=kernel_speed,
+            copy_engines=copy_engines,
+            compute_slots=compute_slots,
+            depth=depth,
+        )
 
     # -- files -------------------------------------------------------------------------------
 
