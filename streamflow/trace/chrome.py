@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from streamflow.trace.lanes import STAGING, Bar, device_title, lanes_of
+from streamflow.trace.lanes import Bar, device_title, lanes_of
 from streamflow.trace.looks import printable
 from streamflow.trace.model import Contents, TracedEdge, TracedOp
 from streamflow.trace.trace import Trace
@@ -70,7 +70,7 @@ def _events(contents: Contents) -> Iterator[_Event]:
             elif number:
                 title += f" ({number + 1})"
             yield from _named(pid, tid, title, tid)
-            found = staged if lane.title == STAGING else slices
+            found = staged if lane.is_staging else slices
             found.extend((bar, pid, tid) for bar in row)
     for bar, pid, tid in sorted(staged, key=_start):
         yield {**_complete(bar, pid, tid, "staging"), "args": {"op": bar.op.id}}

@@ -10,13 +10,11 @@ from heapq import heappop, heappush
 
 from streamflow.trace.model import Contents, TracedOp
 
-__all__ = ["STAGING", "Bar", "Lane", "device_title", "lanes_of"]
+__all__ = ["Bar", "Lane", "device_title", "lanes_of"]
 
 _ENGINES = {"h2d": 0, "compute": 1, "d2h": 2}
+_NONE, _HOST, _STAGING = 3, 4, 5
 _NUMBER = re.compile(r"(\d+)")
-
-STAGING = "host: staging"
-"""Title of the lane of copies into pinned chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +42,8 @@ class Lane:
     marks : tuple of Bar
         Ops that took no time, by start, and those whose times are not known: they stand where
         the loop saw them end, else where they were given to the stream or called for.
+    is_staging : bool
+        Its bars are copies into pinned chunks, of ops that have their own bars elsewhere.
     """
 
     process: int
@@ -51,6 +51,7 @@ class Lane:
     title: str
     rows: tuple[tuple[Bar, ...], ...]
     marks: tuple[Bar, ...]
+    is_staging: bool
 
 
 def lanes_of(contents: Contents) -> tuple[Lane, ...]:
@@ -67,15 +68,20 @@ def lanes_of(contents: Contents) -> tuple[Lane, ...]:
     for (process, device, stream), ops in streams.items():
         bars = [_bar(op) for op in ops]
         rows = _rows(bar for bar in bars if bar.end_ns > bar.start_ns)
-        marks = tuple(sorted((bar for bar in bars if bar.end_ns <= bar.start_ns), key=_start))
+        marks = tuple(sorted((bar for bar in bars if bar.end_ns == bar.start_ns), key=_start))
         engines = Counter(op.engine for op in ops if op.engine is not None)
-        rank = _ENGINES.get(max(engines, key=lambda each: engines[each]), 3) if engines else 3
-        rank = 4 if stream == "host" else rank
+        rank = (
+            _ENGINES.get(max(engines, key=lambda each: engines[each]), _NONE) if engines else _NONE
+        )
+        rank = _HOST if stream == "host" else rank
         ranked.append(((process, device, rank, _natural(stream)), stream, rows, marks))
     for (process, device), bars in staging.items():
-        ranked.append(((process, device, 5, []), STAGING, _rows(bars), ()))
+        ranked.append(((process, device, _STAGING, []), "host: staging", _rows(bars), ()))
     ranked.sort(key=lambda each: each[0])
-    return tuple(Lane(key[0], key[1], title, rows, marks) for key, title, rows, marks in ranked)
+    return tuple(
+        Lane(process, device, title, rows, marks, rank == _STAGING)
+        for (process, device, rank, _), title, rows, marks in ranked
+    )
 
 
 def device_title(contents: Contents, process: int, device: int) -> str:
@@ -90,7 +96,8 @@ def device_title(contents: Contents, process: int, device: int) -> str:
 
 def _bar(op: TracedOp) -> Bar:
     if op.start_s is not None and op.end_s is not None:
-        return Bar(op, _ns(op.start_s), _ns(op.end_s))
+        start_ns = _ns(op.start_s)
+        return Bar(op, start_ns, max(start_ns, _ns(op.end_s)))
     at_s = next(each for each in (op.seen_s, op.issued_s, op.submitted_s) if each is not None)
     return Bar(op, _ns(at_s), _ns(at_s))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from streamflow.runtime.units import spell_bytes, spell_seconds
-from streamflow.trace.lanes import STAGING, Bar, Lane, device_title, lanes_of
+from streamflow.trace.lanes import Bar, Lane, device_title, lanes_of
 from streamflow.trace.looks import (
     COLOURS,
     FAILED_COLOUR,
@@ -196,7 +196,7 @@ class _Picture:
         left = self._x(run[0].start_ns)
         width = max(self._x(run[-1].end_ns) - left, 1.5)
         op = run[0].op
-        is_staging = lane.title == STAGING
+        is_staging = lane.is_staging
         if not is_staging:
             for bar in run:
                 self._spots[bar.op.id] = _Spot(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -32,8 +33,10 @@ def crossing(trace: Trace) -> Edges:
 
 def dot_graph(trace: Trace, **options: int) -> tuple[set[str], list[tuple[str, str, str]]]:
     """Nodes, and edges with their labels, as pydot reads them."""
-    pydot = pytest.importorskip("pydot", reason="needs the extra test")
-    (graph,) = pydot.graph_from_dot_data(to_dot(trace, **options))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it calls pyparsing by old names
+        pydot = pytest.importorskip("pydot", reason="needs the extra test")
+        (graph,) = pydot.graph_from_dot_data(to_dot(trace, **options))
     parts = [graph, *graph.get_subgraphs()]
     nodes = {node.get_name() for part in parts for node in part.get_nodes()}
     edges = [

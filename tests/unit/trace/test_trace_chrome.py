@@ -8,6 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from perfetto_engine import Processor
+from pictured import svg_edges
 
 from streamflow.trace import EdgeReason, Trace, TracedDevice, TracedEdge, TracedMemory, TracedOp
 from streamflow.trace.chrome import to_chrome
@@ -49,6 +50,19 @@ def test_each_op_is_a_slice_in_the_thread_of_its_stream() -> None:
         processes = "select name as name from process where name is not null order by pid"
         assert processor.rows(processes) == [("gpu0: a device",), ("gpu1",)]
         assert processor.complaints() == []
+
+
+def test_a_stream_may_be_named_like_a_lane_of_the_hosts() -> None:
+    ops = [replace(PUT, stream="host: staging"), replace(KERNEL, stream="host")]
+    trace = trace_of(*ops, edges=[(1, 2)])
+    with Processor(to_chrome(trace)) as processor:
+        assert processor.flows() == [(1, 2, "after")]
+    assert svg_edges(trace) == [(1, 2, "after")]
+
+
+def test_a_clock_that_goes_back_gives_no_negative_time() -> None:
+    with Processor(to_chrome(trace_of(replace(PUT, end_s=0.0005)))) as processor:
+        assert processor.slices("op")[1][1:3] == (1_000_000, 0)
 
 
 def test_args_say_what_an_op_was() -> None:
