@@ -123,8 +123,10 @@ class Parking:
                 parked = self._go_or_park(
                     op, run, line, deps, sources, after.futures, num_needs, start, budgets
                 )
-            except BaseException:  # of the user's placement
+            except BaseException as error:  # of the user's placement
                 op._disown()
+                if self._core.instrument is not None:
+                    self._core.tracer.refused(op, error)
                 raise
         ticket = op.ticket
         for region in reads:
@@ -404,7 +406,11 @@ class Parking:
         num_calls = 1
         waits: list[Ticket] = []
         try:
-            event = core.take_event() if tracer is None else tracer.take_event()
+            if tracer is None:
+                event = core.take_event()
+            else:
+                event = tracer.take_event()
+                op.ticket.holds += 1  # no pool takes it: there are none that time
         except Exception as error:  # nothing was submitted yet
             self.submission_failed(op, error, deps)
             return

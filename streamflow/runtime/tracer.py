@@ -36,10 +36,13 @@ class Tracer:
         core = self._core
         if core.instrument is not None:
             raise RuntimeError("a trace of this device is being taken already")
-        if self._line is None:
-            self._line = core.make_timeline("trace")
-        self._base = core.backend.create_event(timing=True)
-        self._line.stream.record(self._base)
+        try:
+            if self._line is None:
+                self._line = core.make_timeline("trace")
+            self._base = core.backend.create_event(timing=True)
+            self._line.stream.record(self._base)
+        except Exception as error:  # a fault that nobody has seen yet
+            raise core.lose(error, "beginning a trace") from error
         now_s = core.clock_s()
         core.instrument = begin(now_s)
         self._ranges = core.instrument.ranges
@@ -160,7 +163,6 @@ class Tracer:
         ticket = op.ticket
         if not note.ends:
             note.ends = (ticket.event,)
-        ticket.holds += 1
         note.issued_s = self._core.clock_s()
         note.state = "submitted"
         if self._ranges is not None:
@@ -180,6 +182,12 @@ class Tracer:
         if note is not None:
             note.is_staged = True
             note.starts, note.ends = tuple(starts), tuple(ends)
+
+    def refused(self, op: Op[Any], error: BaseException) -> None:
+        """The call that made ``op`` has raised: the program has none."""
+        note: Note = op.rare().traced
+        note.state, note.seen_s, note.base = "failed", self._core.clock_s(), None
+        note.error = f"{type(error).__name__}: {error}"
 
     def finished(self, op: Op[Any], note: Note) -> None:
         """``op`` is in its final state."""

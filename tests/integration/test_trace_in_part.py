@@ -201,3 +201,67 @@ def test_trio_calls_that_no_task_makes_are_traced():
             assert trace.op(op).task is None
 
     trio.run(main)
+
+
+def test_no_task_calls_for_the_free_of_a_dropped_array(run):
+    async def main():
+        async with virtual() as dev:
+            x, y = dev.zeros(8, np.float32), dev.zeros(8, np.float32)
+            await dev.synchronize()
+            with dev.trace() as trace:
+                del x
+                await dev.fill(y, 1)  # which comes by
+            free, fill = trace.ops
+            assert (free.kind, free.task) == ("free", None)
+            assert fill.task is not None
+
+    run(main)
+
+
+def test_a_call_that_raised_is_over_in_the_trace(run):
+    async def main():
+        def pick(request):
+            raise LookupError("no lane")
+
+        async with virtual(placement=pick) as dev:
+            x = dev.empty(8, np.float32, stream=dev.stream("own"))
+            with dev.trace() as trace, pytest.raises(LookupError):
+                dev.launch(work, x, 1)
+            (op,) = trace.ops
+            assert (op.state, op.error) == ("failed", "LookupError: no lane")
+            assert trace.ops is trace.ops
+
+    run(main)
+
+
+def test_the_runtime_s_events_have_no_times_after_refused_calls(run):
+    async def main():
+        async with virtual() as dev:
+            x = dev.zeros(8, np.float32)
+            await dev.synchronize()
+            with dev.trace():
+                for _ in range(3):
+                    dev.sim.fail(kind="launch", error=RuntimeError("planted"), sticky=False)
+                    with pytest.raises(sf.StreamflowError):
+                        await dev.launch(work, x, 1)
+                    await dev.fill(x, 0)
+            await dev.synchronize()
+            assert not any(event.is_timing for event in dev._core.events)
+
+    run(main)
+
+
+def test_r9_a_trace_of_a_device_that_a_fault_has_lost_says_so(run):
+    async def main():
+        async with virtual() as dev:
+            x = dev.zeros(8, np.float32)
+            dev.sim.fail(kind="launch", error=RuntimeError("planted"))
+            dev.launch(work, x, 1)
+            while dev._core.backend.advance(0):  # the fault happens, and nobody has looked
+                pass
+            with pytest.raises(sf.DeviceLost), dev.trace():
+                pass
+            assert dev._core.lost is not None
+
+    with pytest.raises(sf.DeviceLost):
+        run(main)
