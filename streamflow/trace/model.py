@@ -47,7 +47,7 @@ class TracedOp:
     id : int
         Unique in its trace.
     kind : str
-        What it does: ``"put"``, ``"get"``, ``"copy_h2d"``, ``"fill"``, ``"launch"``, ``"call"``, ..
+        What it does: ``"put"``, ``"get"``, ``"copy"``, ``"fill"``, ``"launch"``, ``"empty"``, ..
     name : str
         As the user sees it.
     stream : str

@@ -186,7 +186,7 @@ def _op(note: Note, began_s: float, lines: dict[object, str]) -> TracedOp:
         kind=note.kind,
         name=note.label if note.label is not None else f"{note.kind}#{note.seq}",
         stream=note.stream or "host",
-        engine=_ENGINES.get(note.kind) if note.stream else None,
+        engine=_engine_of(note) if note.stream else None,
         device=note.device,
         nbytes=note.allocated_nbytes
         or note.freed_nbytes
@@ -209,6 +209,12 @@ def _op(note: Note, began_s: float, lines: dict[object, str]) -> TracedOp:
         error=note.error,
         is_awaited=note.is_awaited,
     )
+
+
+def _engine_of(note: Note) -> str | None:
+    if note.kind == "copy" and bool(note.reads) != bool(note.writes):
+        return "d2h" if note.reads else "h2d"  # a part of one between devices, by the host
+    return _ENGINES.get(note.kind)
 
 
 def _since(time_s: float | None, began_s: float) -> float | None:

@@ -203,6 +203,22 @@ def test_trio_calls_that_no_task_makes_are_traced():
     trio.run(main)
 
 
+def test_parts_of_a_copy_by_the_host_are_on_the_copy_engines(run):
+    async def main():
+        async with virtual(devices=2) as dev, virtual(1, devices=2) as other:
+            with dev.trace() as first, other.trace() as second:
+                x, y = dev.zeros(1 << 20, np.uint8), other.empty(1 << 20, np.uint8)
+                await other.copy(y, x)
+            parts = [op for trace in (first, second) for op in trace.ops if op.kind == "copy"]
+            assert [(op.device, op.engine) for op in parts] == [(0, "d2h"), (1, "h2d")]
+            z = dev.empty(1 << 20, np.uint8)
+            with dev.trace() as trace:
+                await dev.copy(z, x)
+            assert [op.engine for op in trace.ops] == ["compute"]
+
+    run(main)
+
+
 def test_no_task_calls_for_the_free_of_a_dropped_array(run):
     async def main():
         async with virtual() as dev:
