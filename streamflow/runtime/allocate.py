@@ -388,7 +388,7 @@ class Memory:
             if checker is not None:
                 checker.attribute(("free of a dropped array", made._code, made._lasti))
             op = self.free(address, home, root, frame=_getframe())
-            op._origin = made._origin  # nobody called for it
+            op._of_nobody(made._origin)
             if checker is not None:
                 checker.attribute(None)
 

@@ -56,3 +56,4 @@ class ClosedLines:
                 self._closed.append(line)
             else:
                 self._core.lines.remove(line)
+                self._core.tracer.forget(line)

@@ -230,6 +230,7 @@ def give_back_blocking(core: Core, was_drained: bool) -> list[Exception]:
             core.staging.close_blocking,
             *streams,
             *events,
+            core.tracer.close_blocking,
             core.memory.close,
             *steps,
         ]

@@ -444,13 +444,11 @@ class Core:
                     finished.append(op)
             else:
                 ticket.event = None
-        if self.instrument is not None:
-            self.tracer.made_room = ticket.seq
         # There is a new head.
         if timeline.wants and (timeline.inflight or timeline.waiting is not None):
             self.completion.moved(timeline, time.monotonic(), num)
         if timeline.waiting is not None:
-            self.parking.room_in(timeline)
+            self.parking.room_in(timeline, ticket)
         for op in finished:
             self.device_done(op)
 
@@ -486,8 +484,6 @@ class Core:
         self._pending.pop(op, None)
         if rare is None:
             return
-        if self.instrument is not None:
-            self.tracer.made_room = ticket.seq
         if rare.traced is not None:
             self.tracer.finished(op, rare.traced)
         if rare.is_wanted:
@@ -501,7 +497,7 @@ class Core:
             except Exception as error:  # the op has failed already: this is only worse
                 add_note(op._error, f"giving back what it held failed as well: {error!r}")
         for budget in rare.budgets:
-            self.parking.admitted(budget, budget.release(rare.nbytes))
+            self.parking.admitted(budget, budget.release(rare.nbytes), ticket)
         if rare.scope is not None:
             rare.scope._ended(op)
         for react in rare.on_ended:

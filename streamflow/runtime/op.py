@@ -149,6 +149,12 @@ class Op(Generic[T]):
         if self._rare is not None and self._rare.traced is not None:
             self._rare.traced.origin = origin
 
+    def _of_nobody(self, origin: tuple[CodeType, int]) -> None:
+        """Say that a finaliser left it, of what was made there: no task called for it."""
+        self._origin = origin
+        if self._rare is not None and self._rare.traced is not None:
+            self._rare.traced.task = None
+
     @property
     def _told(self) -> Doing:
         """Name and origin, for who is to tell of the op and may not keep it."""

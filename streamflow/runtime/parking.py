@@ -123,8 +123,10 @@ class Parking:
                 parked = self._go_or_park(
                     op, run, line, deps, sources, after.futures, num_needs, start, budgets
                 )
-            except BaseException:  # of the user's placement
+            except BaseException as error:  # of the user's placement
                 op._disown()
+                if self._core.instrument is not None:
+                    self._core.tracer.refused(op, error)
                 raise
         ticket = op.ticket
         for region in reads:
@@ -191,6 +193,8 @@ class Parking:
             path = path_between(other, parked)
             if path is not None:
                 raise CycleFound(tell_cycle([parked, *path]))
+        if self._core.instrument is not None:
+            self._core.tracer.depends(parked.op, ticket)
         parked.sources.append(ticket)
         if ticket.failure is None:  # else it fails, too, and has no part in the order
             add_unpassed(ticket, parked.deps)
@@ -213,11 +217,12 @@ class Parking:
             self._take_share(parked)
         then(parked)
 
-    def admitted(self, budget: Budget[Parked], admitted: Iterable[Parked]) -> None:
-        """``budget`` has given these their share: they go on."""
+    def admitted(self, budget: Budget[Parked], admitted: Iterable[Parked], ended: Ticket) -> None:
+        """``budget`` has given these their share, which ``ended`` had: they go on."""
         for parked in admitted:
             parked.withdraw, parked.need = None, ""
-            self._core.tracer.found_room(parked.op)
+            if self._core.instrument is not None:
+                self._core.tracer.found_room(parked.op, ended)
             self._take_share(parked)
             self._admitted.append(parked)
         if self._is_admitting:  # one that fails admits others: no recursion
@@ -244,8 +249,8 @@ class Parking:
         rare.is_wanted = True  # others may wait for it to end: the poller runs for it (R11)
 
     def _withdraw(self, parked: Parked, budget: Budget[Parked]) -> None:
-        self._core.tracer.made_room = parked.op.ticket.seq
-        self.admitted(budget, budget.withdraw(parked.op.rare().scope, parked))
+        admitted = budget.withdraw(parked.op.rare().scope, parked)
+        self.admitted(budget, admitted, parked.op.ticket)
 
     def pick_and_go(self, parked: Parked) -> None:
         """Submit it, all its needs being met, or have it wait for room on its stream."""
@@ -265,8 +270,8 @@ class Parking:
         self.go(parked.op, parked.run, line, parked.deps)
         self._left(parked)
 
-    def room_in(self, line: Timeline) -> None:
-        """Completions made room in the window of ``line``: submit what waits for it."""
+    def room_in(self, line: Timeline, ended: Ticket) -> None:
+        """``ended``, the last of them, made room in the window of ``line``: submit what waits."""
         core = self._core
         while (waiting := line.waiting) is not None and line.num_outstanding < core.window:
             parked = waiting.pop()
@@ -274,7 +279,8 @@ class Parking:
                 line.waiting = None
             parked.withdraw = None
             core.completion.unwant(line)
-            core.tracer.found_room(parked.op)
+            if core.instrument is not None:
+                core.tracer.found_room(parked.op, ended)
             if not self._fails_upstream(parked.op, parked.sources, parked.deps):
                 core.abroad.submitting(parked.op, parked.sources)
                 self.go(parked.op, parked.run, line, parked.deps)
@@ -400,7 +406,11 @@ class Parking:
         num_calls = 1
         waits: list[Ticket] = []
         try:
-            event = core.take_event() if tracer is None else tracer.take_event()
+            if tracer is None:
+                event = core.take_event()
+            else:
+                event = tracer.take_event()
+                op.ticket.holds += 1  # no pool takes it: there are none that time
         except Exception as error:  # nothing was submitted yet
             self.submission_failed(op, error, deps)
             return

@@ -321,7 +321,7 @@ class Pins:
         while self.dropped and self._core.lost is None:
             hold = self.dropped.popleft()
             op = self.unpin(hold)
-            op._origin = hold.op._origin  # nobody called for it
+            op._of_nobody(hold.op._origin)
 
     def where(self) -> Counter[str]:
         """The lines that made the pins which nobody has undone."""

@@ -20,14 +20,7 @@ _USES_PINNED = frozenset(("put", "get", "copy", "mapped"))
 
 
 class Tracer:
-    """Calls the core's instrument; nothing here runs while there is none.
-
-    Attributes
-    ----------
-    made_room : int
-        Number of the op whose end was seen last: what could not go on for want of room goes
-        on because of it.
-    """
+    """Calls the core's instrument; nothing here begins while there is none."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -37,29 +30,43 @@ class Tracer:
         self._ranges: Ranges | None = None
         self._pinned_nbytes = -1
         self._events: list[Any] = []  # timing events whose times were read
-        self.made_room = 0
 
     def start(self, begin: Callable[[float], Instrument]) -> None:
         """Begin: device times count from now, which ``begin`` is told on the host's clock."""
         core = self._core
         if core.instrument is not None:
             raise RuntimeError("a trace of this device is being taken already")
-        if self._line is None:
-            self._line = core.make_timeline("trace")
-        self._base = core.backend.create_event(timing=True)
-        self._line.stream.record(self._base)
-        self._last = {}
-        self._pinned_nbytes, self.made_room = -1, 0
-        core.instrument = begin(core.clock_s())
+        try:
+            if self._line is None:
+                self._line = core.make_timeline("trace")
+            self._base = core.backend.create_event(timing=True)
+            self._line.stream.record(self._base)
+        except Exception as error:  # a fault that nobody has seen yet
+            raise core.lose(error, "beginning a trace") from error
+        now_s = core.clock_s()
+        core.instrument = begin(now_s)
         self._ranges = core.instrument.ranges
+        self._pinned_nbytes = -1
+        self._look_at_pinned(core.instrument, now_s)
         core.choose_ways()
 
     def stop(self) -> None:
         """End; ops still running are timed when they are seen to end."""
         self._core.instrument = self._ranges = None
+        self._last.clear()
         self._core.choose_ways()
-        for line in self._core.lines:
+        for line in list(self._core.lines):
             self._core.reap(line)
+
+    def forget(self, line: Timeline) -> None:
+        """Nothing is submitted to ``line`` any more."""
+        self._last.pop(line, None)
+
+    def close_blocking(self) -> None:
+        """Destroy its events, which nobody waits for any more. Worker threads only."""
+        base, self._base = self._base, None
+        for event in self._events if base is None else (*self._events, base):
+            event.close()
 
     def op_called(
         self,
@@ -99,8 +106,7 @@ class Tracer:
         if reads:
             note.reads = [(each.allocation.seq, each.stop - each.start) for each in reads]
         for ticket in after:
-            is_host = ticket.op is not None and ticket.op.kind == "host"
-            add((ticket.seq, "host" if is_host else "after", None))
+            add(_after(ticket))
         if is_free:
             note.freed_nbytes = op._freed_nbytes
 
@@ -112,11 +118,18 @@ class Tracer:
         note.writes = ((note.seq, nbytes),)
         note.allocated_nbytes = nbytes
 
-    def found_room(self, op: Op[Any]) -> None:
-        """``op`` goes on because another has ended."""
+    def depends(self, op: Op[Any], ticket: Ticket) -> None:
+        """A future that ``op`` waited for has told one more that it comes after."""
+        self._add(op, _after(ticket))
+
+    def found_room(self, op: Op[Any], ended: Ticket) -> None:
+        """``op`` goes on in the room that the end of another made."""
+        self._add(op, (ended.seq, "capacity", None))
+
+    def _add(self, op: Op[Any], edge: tuple[int, str, int | None]) -> None:
         rare = op._rare
-        if rare is not None and rare.traced is not None and self.made_room:
-            rare.traced.edges.append((self.made_room, "capacity", None))
+        if rare is not None and rare.traced is not None:
+            rare.traced.edges.append(edge)
 
     def began(self, note: Note) -> None:
         """The work of an op on the host begins."""
@@ -135,6 +148,7 @@ class Tracer:
         note: Note | None = rare.traced if rare is not None else None
         if note is None:
             note = self._note(op)
+            note.task = None  # whoever runs now has only made it go on
         if not note.starts:  # a staging job has brought its own
             start = self.take_event()
             stream.record(start)
@@ -149,7 +163,6 @@ class Tracer:
         ticket = op.ticket
         if not note.ends:
             note.ends = (ticket.event,)
-        ticket.holds += 1
         note.issued_s = self._core.clock_s()
         note.state = "submitted"
         if self._ranges is not None:
@@ -170,6 +183,12 @@ class Tracer:
             note.is_staged = True
             note.starts, note.ends = tuple(starts), tuple(ends)
 
+    def refused(self, op: Op[Any], error: BaseException) -> None:
+        """The call that made ``op`` has raised: the program has none."""
+        note: Note = op.rare().traced
+        note.state, note.seen_s, note.base = "failed", self._core.clock_s(), None
+        note.error = f"{type(error).__name__}: {error}"
+
     def finished(self, op: Op[Any], note: Note) -> None:
         """``op`` is in its final state."""
         core = self._core
@@ -178,6 +197,8 @@ class Tracer:
         note.is_awaited = op.rare().is_wanted
         if self._ranges is not None:  # where its calls failed
             self._ranges.pop(note)
+        if note.stream is None and op.ticket.position:  # it went when the trace was over
+            note.stream, note.position = op.ticket.timeline.name, op.ticket.position
         if op._error is not None:
             note.error = f"{type(op._error).__name__}: {op._error}"
         base, starts, ends = note.base, note.starts, note.ends
@@ -223,6 +244,12 @@ class Tracer:
         if nbytes != self._pinned_nbytes:
             self._pinned_nbytes = nbytes
             instrument.pinned(now_s, nbytes)
+
+
+def _after(ticket: Ticket) -> tuple[int, str, int | None]:
+    """The edge from an op that ``after=`` named."""
+    is_host = ticket.op is not None and ticket.op.kind == "host"
+    return ticket.seq, "host" if is_host else "after", None
 
 
 def _name_of(task: object) -> str | None:

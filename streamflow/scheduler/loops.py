@@ -259,7 +259,10 @@ class TrioShell:
         return cast(Callable[[], None], scope.cancel)
 
     def task(self) -> object:
-        task: object = self._trio.lowlevel.current_task()
+        try:
+            task: object = self._trio.lowlevel.current_task()
+        except RuntimeError:  # an instrument's, or a finaliser's, between two tasks
+            return self
         return task
 
     def is_over(self) -> bool:

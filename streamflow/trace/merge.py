@@ -9,6 +9,9 @@ from streamflow.trace.model import Contents, TracedArray, TracedDevice, TracedEd
 
 __all__ = ["merge"]
 
+_Clock = tuple[str, bool]
+"""A process has the host's clock, and the simulator's."""
+
 
 def merge(parts: Sequence[Contents]) -> Contents:
     """See :meth:`Trace.merged <streamflow.trace.trace.Trace.merged>`."""
@@ -18,14 +21,13 @@ def merge(parts: Sequence[Contents]) -> Contents:
         if not part.devices:
             raise ValueError("a trace without devices can't be merged: nothing tells its clock")
     first_unix_s = min(device.began_unix_s for part in parts for device in part.devices)
-    bases: dict[str, TracedDevice] = {}  # the first device of each process, by its key
+    bases: dict[_Clock, TracedDevice] = {}  # the first device of each clock
     numbers: dict[str, int] = {}
     id_shifts: dict[str, int] = {}
     for part in parts:
         for device in part.devices:
-            known = bases.get(device.process_key)
-            if known is None or device.began_unix_s < known.began_unix_s:
-                bases[device.process_key] = device
+            clock = _clock_of(device)
+            bases[clock] = min(bases.get(clock, device), device, key=_began)
             numbers.setdefault(device.process_key, len(numbers))
     next_id = 0
     for key in numbers:
@@ -43,11 +45,8 @@ def merge(parts: Sequence[Contents]) -> Contents:
     for array in (array for part in moved for array in part.arrays):
         other = arrays.get(array.id)
         if other is not None:
-            array = replace(
-                array,
-                nbytes=max(array.nbytes, other.nbytes),
-                where=other.where if array.where is None else array.where,
-            )
+            made = other if array.where is None else array  # on the device that has it
+            array = replace(made, nbytes=max(array.nbytes, other.nbytes))
         arrays[array.id] = array
     edges: list[TracedEdge] = []
     loose: list[TracedEdge] = []
@@ -68,20 +67,28 @@ def merge(parts: Sequence[Contents]) -> Contents:
     )
 
 
+def _clock_of(device: TracedDevice) -> _Clock:
+    return device.process_key, device.is_virtual
+
+
+def _began(device: TracedDevice) -> float:
+    return device.began_unix_s
+
+
 def _moved(
     part: Contents,
-    bases: dict[str, TracedDevice],
+    bases: dict[_Clock, TracedDevice],
     numbers: dict[str, int],
     id_shifts: dict[str, int],
     first_unix_s: float,
 ) -> Contents:
     """``part`` on the common axis, with the ids of its process."""
-    device = part.devices[0]
+    device = min(part.devices, key=_began)  # its times are counted from there
     key = device.process_key
     if any(each.process_key != key for each in part.devices):
         raise ValueError("a trace of several processes can't be merged again: merge its parts")
-    base = bases[key]
-    # Within a process the clocks are one, and know better than the time of day.
+    base = bases[_clock_of(device)]
+    # Within a process the clocks of a kind are one, and know better than the time of day.
     shift_s = (base.began_unix_s - first_unix_s) + (device.began_s - base.began_s)
     shift, process = id_shifts[key], numbers[key]
 

@@ -47,7 +47,7 @@ class TracedOp:
     id : int
         Unique in its trace.
     kind : str
-        What it does: ``"put"``, ``"get"``, ``"copy_h2d"``, ``"fill"``, ``"launch"``, ``"call"``, ..
+        What it does: ``"put"``, ``"get"``, ``"copy"``, ``"fill"``, ``"launch"``, ``"empty"``, ..
     name : str
         As the user sees it.
     stream : str
@@ -71,14 +71,15 @@ class TracedOp:
     begun_s : float or None
         When work for it began on the host: staging, a host function.
     issued_s : float or None
-        When it was given to its stream; None for one that has parked until now, and for work on
-        the host alone.
+        When it was given to its stream; None for one that has parked until now, for one that
+        parked until the trace was over, and for work on the host alone.
     seen_s : float or None
         When the loop saw it end.
     position : int
         Its place on its stream, in driver calls; 0 without one.
     scope, task : str or None
-        Name of the innermost scope of its device, and of the task that called for it.
+        Name of the innermost scope of its device, and of the task that called for it; no task
+        for one that was called for before the trace began.
     needs : tuple of str
         What it waited for on the host besides other ops, in words and in that order.
     is_staged : bool

@@ -85,8 +85,11 @@ class Recorder:
 
     def op_called(self, note: Note) -> None:
         """Note a new op, which is filled in as it goes its way."""
+        notes = self._notes
+        if len(notes) == notes.maxlen:  # the curve goes on from what the oldest left
+            self._base_nbytes += _change_of(notes[0])
         self._num_called += 1
-        self._notes.append(note)
+        notes.append(note)
 
     def pinned(self, time_s: float, nbytes: int) -> None:
         """Note how much pinned memory is in use."""
@@ -148,7 +151,7 @@ class Recorder:
         began_s, index = self._device.began_s, self._device.index
         changes: list[tuple[float, int, int | None]] = []
         for note in notes:
-            change = note.allocated_nbytes - note.freed_nbytes
+            change = _change_of(note)
             if change and note.issued_s is not None:
                 if note.span_s is not None:
                     at_s = note.span_s[0] if change > 0 else note.span_s[1]
@@ -165,20 +168,25 @@ class Recorder:
             yield TracedMemory(max(0.0, at_s), nbytes, pinned_nbytes, index)
 
 
+def _change_of(note: Note) -> int:
+    """What arrays hold more once it has ended."""
+    return note.allocated_nbytes - note.freed_nbytes
+
+
 def _op(note: Note, began_s: float, lines: dict[object, str]) -> TracedOp:
     where = lines.get(note.origin)
     if where is None:
         origin = note.origin
         where = lines[origin] = origin if isinstance(origin, str) else describe(*origin)
     start_s, end_s = note.span_s if note.span_s is not None else (None, None)
-    if note.issued_s is None and note.begun_s is not None and note.seen_s is not None:
+    if note.stream is None and note.begun_s is not None and note.seen_s is not None:
         start_s, end_s = note.begun_s - began_s, note.seen_s - began_s  # on the host alone
     return TracedOp(
         id=note.seq,
         kind=note.kind,
         name=note.label if note.label is not None else f"{note.kind}#{note.seq}",
         stream=note.stream or "host",
-        engine=_ENGINES.get(note.kind) if note.stream else None,
+        engine=_engine_of(note) if note.stream else None,
         device=note.device,
         nbytes=note.allocated_nbytes
         or note.freed_nbytes
@@ -201,6 +209,12 @@ def _op(note: Note, began_s: float, lines: dict[object, str]) -> TracedOp:
         error=note.error,
         is_awaited=note.is_awaited,
     )
+
+
+def _engine_of(note: Note) -> str | None:
+    if note.kind == "copy" and bool(note.reads) != bool(note.writes):
+        return "d2h" if note.reads else "h2d"  # a part of one between devices, by the host
+    return _ENGINES.get(note.kind)
 
 
 def _since(time_s: float | None, began_s: float) -> float | None:

@@ -94,9 +94,9 @@ class Trace:
         """One trace of several devices, or of several processes.
 
         Times are put on one axis, which begins where the earliest trace does: by the device's
-        clock within a process, by the time of day between processes. Edges from one device to
-        another are in the result where both their ops are. Ops of other processes than the
-        first's get new ids.
+        clock within a process, by the time of day between processes and between virtual time
+        and the host's. Edges from one device to another are in the result where both their ops
+        are. Ops of other processes than the first's get new ids.
 
         Parameters
         ----------

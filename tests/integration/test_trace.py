@@ -277,12 +277,14 @@ def test_an_op_from_before_the_trace_makes_room_all_the_same(run):
         async with virtual() as dev:
             x, y = dev.zeros(1024, np.float32), dev.zeros(1024, np.float32)
             await dev.synchronize()
+            own = dev.stream("own")
             async with dev.scope(limit=5000):
-                first = dev.launch(work, x, 50)
+                gate = dev.sim.gate(own)
+                first = dev.launch(work, x, 1, stream=own)
                 with dev.trace() as trace:
                     await dev.put(np.ones(8, np.float32))
-                    assert not first.done()
                     waits = dev.launch(work, y, 1)
+                    gate.release()
                     await waits
             assert first.done()
             capacity = [edge for edge in trace._read().loose if edge.reason is EdgeReason.CAPACITY]

@@ -228,7 +228,7 @@ def test_a_failure_names_its_reason_and_a_follower_what_failed(run, add_one):
     bad, follower = run(main)
     assert "failed: " in str(bad)
     assert bad.op.error in str(bad)
-    assert "(because of broken)" in str(follower)
+    assert "(because of broken on compute0)" in str(follower)
     assert "UpstreamFailed" in str(follower)
 
 

@@ -79,6 +79,7 @@ def small(**more: Any) -> Contents:
     where=text | st.none(), begun_s=times, issued_s=times, seen_s=times, position=ids,
     scope=text | st.none(), task=text | st.none(), needs=st.lists(text).map(tuple),
     is_staged=st.booleans(), reads=st.lists(ids).map(tuple), writes=st.lists(ids).map(tuple),
+    error=text | st.none(), is_awaited=st.booleans(),
 )  # fmt: skip
 def test_c48_any_op_comes_back_as_it_was(op_id: int, **more: Any) -> None:
     contents = Contents(ops=(op(op_id, **more),), edges=())
@@ -200,6 +201,50 @@ def test_devices_of_one_process_share_its_clock_and_its_ids() -> None:
     assert [(each.id, each.submitted_s) for each in merged.ops] == [(1, 0.0), (2, 0.0), (5, 2.5)]
     assert TracedEdge(2, 5, EdgeReason.AFTER, True) in merged.edges
     assert {each.process for each in merged.ops} == {0}
+
+
+def test_what_was_merged_can_be_merged_again_in_any_order() -> None:
+    first = trace(small(loose=(), num_dropped=0))
+    parts = [
+        trace(
+            Contents(
+                ops=(op(5 + number, device=number),),
+                edges=(),
+                devices=(device(index=number, began_s=100.0 + number, began_unix_s=1e9 + number),),
+            )
+        )
+        for number in (1, 2)
+    ]
+    at_once = Trace.merged([first, *parts])
+    in_steps = Trace.merged([Trace.merged([parts[0], first]), parts[1]])
+    assert in_steps.ops == at_once.ops
+
+
+def test_virtual_time_is_no_time_of_the_host() -> None:
+    real = device(is_virtual=False, began_s=50_000.0, began_unix_s=1e9)
+    virtual = device(is_virtual=True, began_s=0.5, began_unix_s=1e9 + 2)
+    merged = Trace.merged(
+        [
+            trace(Contents(ops=(op(1),), edges=(), devices=(real,))),
+            trace(Contents(ops=(op(2),), edges=(), devices=(virtual,))),
+        ]
+    )
+    assert [each.submitted_s for each in merged.ops] == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_an_array_is_on_the_device_that_made_it(turn: int) -> None:
+    made = Contents(
+        ops=(op(1),), edges=(), arrays=(TracedArray(1, 8, 0, "a.py:1"),), devices=(device(),)
+    )
+    used = Contents(
+        ops=(op(2, device=1),),
+        edges=(),
+        arrays=(TracedArray(1, 4, 1, None),),
+        devices=(device(index=1),),
+    )
+    merged = Trace.merged([trace(made), trace(used)][::turn])
+    assert merged.arrays == (TracedArray(1, 8, 0, "a.py:1"),)
 
 
 def test_processes_are_told_apart_and_put_on_one_axis() -> None:
