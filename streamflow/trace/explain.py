@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from streamflow.runtime.units import spell_bytes, spell_seconds
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Explanation", "explain", "sentences_of"]
 
+_NUM_HOPS_MAX = 3
 _ENDED = ("done", "failed", "cancelled")
 _PASSES_FAILURE = (EdgeReason.READ_AFTER_WRITE, EdgeReason.AFTER, EdgeReason.HOST)  # R9
 
@@ -117,18 +119,32 @@ def _program(index: Index, op: TracedOp, late_s: float) -> Iterator[Sentence]:
 
 
 def _late(index: Index, op: TracedOp) -> float:
-    ends: list[float] = []
-    for edge, src in index.sources(op):
-        if edge.reason is EdgeReason.CAPACITY:
-            continue
-        if src.end_s is None:
-            return 0.0
-        ends.append(src.end_s)
+    ends = [*_ends_before(index, op, op.submitted_s)]
+    if inf in ends:
+        return 0.0
     engine = engine_of(op)
     free_s = None if engine is None else index.free_since(engine, op.submitted_s)
     if free_s is not None:
         ends.append(free_s)
     return max(0.0, op.submitted_s - max(ends)) if ends else 0.0
+
+
+def _ends_before(
+    index: Index, op: TracedOp, call_s: float, num_hops: int = _NUM_HOPS_MAX
+) -> Iterator[float]:
+    """When what ``op`` comes after ended; infinity for what has not.
+
+    What was called for at ``call_s`` too, and took no time, is passed over: the allocation of a
+    copy is a part of the same call.
+    """
+    for edge, src in index.sources(op):
+        if edge.reason is EdgeReason.CAPACITY:
+            continue
+        ended_s = inf if src.end_s is None else src.end_s
+        if num_hops and call_s - EPS_S <= src.submitted_s and ended_s <= call_s + EPS_S:
+            yield from _ends_before(index, src, call_s, num_hops - 1)
+        else:
+            yield ended_s
 
 
 def _engine_wait(index: Index, op: TracedOp) -> Wait | None:
