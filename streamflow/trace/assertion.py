@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from streamflow.runtime.units import spell_seconds
 from streamflow.trace.answers import overlap
-from streamflow.trace.gaps import Gap, idle_gaps
+from streamflow.trace.gaps import Gap, gap_in_words, idle_gaps
 from streamflow.trace.hints import hints
+from streamflow.trace.index import Index
+from streamflow.trace.sentences import name_on
 from streamflow.trace.trace import Trace
-from streamflow.trace.waits import name_on
 
 __all__ = ["assert_overlap"]
 
@@ -29,10 +30,11 @@ def assert_overlap(trace: Trace, ratio: float) -> None:
     lines = [f"overlapped {found.ratio:.1%} of what could be, wanted {ratio:.1%}", str(found)]
     if sum(busy_s > 0 for busy_s in found.busy_s.values()) < 2:
         lines.append("one engine was used: there was nothing to overlap")
-    gaps = idle_gaps(trace)
+    index = Index(trace)
+    gaps = idle_gaps(index)[:_NUM_GAPS_TOLD]
     if gaps:
         lines.append("longest gaps:")
-        lines.extend(map(_gap_in_words, gaps[:_NUM_GAPS_TOLD]))
+        lines.extend(_gap_in_words(index, gap) for gap in gaps)
     told = hints(trace)
     if told:
         lines.append("hints:")
@@ -40,9 +42,11 @@ def assert_overlap(trace: Trace, ratio: float) -> None:
     raise AssertionError("\n".join(lines))
 
 
-def _gap_in_words(gap: Gap) -> str:
+def _gap_in_words(index: Index, gap: Gap) -> str:
+    _, device, engine = gap.place
+    why = gap_in_words(index, gap.op, gap.before)
     where = f" of {gap.op.where}" if gap.op.where else ""
     return (
-        f"  {spell_seconds(gap.length_s)} on {gap.engine} of device {gap.device} before "
-        f"{name_on(gap.op)}{where}: {gap.why or 'not known'}"
+        f"  {spell_seconds(gap.length_s)} on {engine} of device {device} before "
+        f"{name_on(gap.op)}{where}: {why or 'not known'}"
     )

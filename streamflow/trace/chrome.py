@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from streamflow.trace.lanes import Bar, device_title, lanes_of
+from streamflow.trace.lanes import Bar, device_title, lane_of, lanes_of
 from streamflow.trace.looks import printable
 from streamflow.trace.model import Contents, TracedEdge, TracedOp
 from streamflow.trace.trace import Trace
@@ -103,7 +103,7 @@ def _slices_and_flows(contents: Contents, slices: Sequence[_Slice]) -> Iterator[
     incoming: dict[int, list[tuple[int, TracedEdge]]] = {}
     for number, edge in enumerate(contents.edges):
         src, dst = places[edge.src][0], places[edge.dst][0]
-        is_seen = _lane_of(src.op) != _lane_of(dst.op)
+        is_seen = lane_of(src.op) != lane_of(dst.op)
         if is_seen and src.start_ns <= max(dst.start_ns, dst.end_ns - 1):
             outgoing.setdefault(edge.src, []).append((number, edge))
             incoming.setdefault(edge.dst, []).append((number, edge))
@@ -147,10 +147,6 @@ def _in_order(
                 order = [*TopologicalSorter(graph).static_order()]
                 together = [together[places[each]] for each in order]
         yield from together
-
-
-def _lane_of(op: TracedOp) -> tuple[int, int, str]:
-    return op.process, op.device, op.stream
 
 
 def _start(each: _Slice) -> int:

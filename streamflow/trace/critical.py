@@ -8,8 +8,8 @@ from streamflow.runtime.units import spell_seconds
 from streamflow.trace.gaps import gap_in_words
 from streamflow.trace.index import EPS_S, SERIAL, Index
 from streamflow.trace.model import EdgeReason, TracedOp
+from streamflow.trace.sentences import name_on
 from streamflow.trace.trace import Trace
-from streamflow.trace.waits import name_on
 
 __all__ = ["CriticalPath", "Step", "critical_path"]
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from streamflow.runtime.units import spell_bytes, spell_seconds
 from streamflow.trace.index import EPS_S, Index, engine_of
 from streamflow.trace.model import EdgeReason, TracedOp
+from streamflow.trace.sentences import Sentence, name_on
 from streamflow.trace.trace import Trace
-from streamflow.trace.waits import Wait, WaitKind, name_on, open_waits_of, waits_of
+from streamflow.trace.waits import Wait, WaitKind, open_waits_of, waits_of
 
 if TYPE_CHECKING:
     from streamflow.runtime.op import Op
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "explain", "sentences_of"]
 
+_NUM_HOPS_MAX = 3
 _ENDED = ("done", "failed", "cancelled")
 _PASSES_FAILURE = (EdgeReason.READ_AFTER_WRITE, EdgeReason.AFTER, EdgeReason.HOST)  # R9
 
@@ -58,25 +61,37 @@ def explain(trace: Trace, which: Op[Any] | TracedOp | int | str) -> Explanation:
     op = trace.op(which)
     index = Index(trace)
     late_s = _late(index, op)
-    waits = waits_of(index, op)
-    if op.start_s is None and op.state not in _ENDED:
-        waits = open_waits_of(index, op)
+    waits = _waits(index, op)
     engine_wait = _engine_wait(index, op)
     wake_s = None
     if op.seen_s is not None and op.end_s is not None:
         wake_s = max(0.0, op.seen_s - op.end_s)
-    lines = [
-        _title(op),
-        _called(index, op, late_s),
-        *(wait.text for wait in waits),
+    told = [
+        _called(op),
+        *_program(index, op, late_s),
+        *(wait.sentence for wait in waits),
         *_ran(op, engine_wait),
-        *_ended(index, op, wake_s),
+        *_seen(op, wake_s),
+        *_ended(index, op),
     ]
-    return Explanation(op, late_s, waits, engine_wait, wake_s, (lines[0], *_indented(lines[1:])))
+    lines = (_title(op), *(f"  {each}" for each in told))
+    return Explanation(op, late_s, waits, engine_wait, wake_s, lines)
 
 
-def _indented(lines: list[str]) -> Iterator[str]:
-    return (f"  {line}" for line in lines)
+def sentences_of(index: Index, op: TracedOp) -> Iterator[Sentence]:
+    """What :func:`explain` says of ``op`` beside its facts."""
+    yield from _program(index, op, _late(index, op))
+    for wait in _waits(index, op):
+        yield wait.sentence
+    engine_wait = _engine_wait(index, op)
+    if engine_wait is not None:
+        yield engine_wait.sentence
+    yield from _ended(index, op)
+
+
+def _waits(index: Index, op: TracedOp) -> tuple[Wait, ...]:
+    is_open = op.start_s is None and op.state not in _ENDED
+    return open_waits_of(index, op) if is_open else waits_of(index, op)
 
 
 def _title(op: TracedOp) -> str:
@@ -84,28 +99,29 @@ def _title(op: TracedOp) -> str:
     return f"{name_on(op)} ({op.kind}{nbytes}): {op.state}"
 
 
-def _called(index: Index, op: TracedOp, late_s: float) -> str:
+def _called(op: TracedOp) -> str:
     line = f"called for {spell_seconds(op.submitted_s)} into the trace"
     for what, name in (("at", op.where), ("in scope", op.scope), ("by task", op.task)):
         if name is not None:
             line += f" {what} {name}"
-    if late_s > EPS_S:
-        line += f": {spell_seconds(late_s)} after all that it comes after had ended"
-        program = index.seen_before(op)
-        if program is not None and program.seen_s is not None:
-            ago_s = max(0.0, op.submitted_s - program.seen_s)
-            line += f", {spell_seconds(ago_s)} after the program saw the end of {name_on(program)}"
     return line
 
 
+def _program(index: Index, op: TracedOp, late_s: float) -> Iterator[Sentence]:
+    if late_s <= EPS_S:
+        return
+    yield Sentence("called {length} after all that it comes after had ended", late_s)
+    program = index.seen_before(op)
+    if program is not None and program.seen_s is not None:
+        ago_s = max(0.0, op.submitted_s - program.seen_s)
+        if ago_s <= late_s + EPS_S:
+            yield Sentence("called {length} after the program saw the end of {op}", ago_s, program)
+
+
 def _late(index: Index, op: TracedOp) -> float:
-    ends: list[float] = []
-    for edge, src in index.sources(op):
-        if edge.reason is EdgeReason.CAPACITY:
-            continue
-        if src.end_s is None:
-            return 0.0
-        ends.append(src.end_s)
+    ends = [*_ends_before(index, op, op.submitted_s)]
+    if inf in ends:
+        return 0.0
     engine = engine_of(op)
     free_s = None if engine is None else index.free_since(engine, op.submitted_s)
     if free_s is not None:
@@ -113,17 +129,34 @@ def _late(index: Index, op: TracedOp) -> float:
     return max(0.0, op.submitted_s - max(ends)) if ends else 0.0
 
 
+def _ends_before(
+    index: Index, op: TracedOp, call_s: float, num_hops: int = _NUM_HOPS_MAX
+) -> Iterator[float]:
+    """When what ``op`` comes after ended; infinity for what has not.
+
+    What was called for at ``call_s`` too, and took no time, is passed over: the allocation of a
+    copy is a part of the same call.
+    """
+    for edge, src in index.sources(op):
+        if edge.reason is EdgeReason.CAPACITY:
+            continue
+        ended_s = inf if src.end_s is None else src.end_s
+        if num_hops and call_s - EPS_S <= src.submitted_s and ended_s <= call_s + EPS_S:
+            yield from _ends_before(index, src, call_s, num_hops - 1)
+        else:
+            yield ended_s
+
+
 def _engine_wait(index: Index, op: TracedOp) -> Wait | None:
     other = index.ran_behind(op)
     if other is None or op.start_s is None or other.end_s is None:
         return None
-    length = spell_seconds(other.end_s - op.start_s)
-    what = f"the {op.engine} engine, which {name_on(other)} had"
-    text = f"waited {length} of this for {what}"
-    return Wait(WaitKind.ENGINE, op.start_s, other.end_s, None, other, None, what, text)
+    form = f"waited {{length}} of this for the {op.engine} engine, which {{op}} had"
+    sentence = Sentence(form, other.end_s - op.start_s, other)
+    return Wait(WaitKind.ENGINE, op.start_s, other.end_s, None, other, None, sentence)
 
 
-def _ran(op: TracedOp, engine_wait: Wait | None) -> Iterator[str]:
+def _ran(op: TracedOp, engine_wait: Wait | None) -> Iterator[str | Sentence]:
     if op.duration_s is None:
         return
     line = f"ran {spell_seconds(op.duration_s)}"
@@ -136,15 +169,17 @@ def _ran(op: TracedOp, engine_wait: Wait | None) -> Iterator[str]:
         line += ", through pinned memory: the array on the host was pageable"
     yield line
     if engine_wait is not None:
-        yield engine_wait.text
+        yield engine_wait.sentence
 
 
-def _ended(index: Index, op: TracedOp, wake_s: float | None) -> Iterator[str]:
-    if wake_s is not None:
-        if wake_s > EPS_S and op.stream != "host":
-            yield f"seen to have ended {spell_seconds(wake_s)} later"
-    elif op.state == "done":
-        yield "its times are not known"
+def _seen(op: TracedOp, wake_s: float | None) -> Iterator[str]:
+    if wake_s is not None and wake_s > EPS_S and op.stream != "host":
+        yield f"seen to have ended {spell_seconds(wake_s)} later"
+
+
+def _ended(index: Index, op: TracedOp) -> Iterator[Sentence]:
+    if op.state == "done" and (op.seen_s is None or op.end_s is None):
+        yield Sentence("its times are not known")
     if op.state in ("failed", "cancelled"):
         culprits = [
             name_on(src)
@@ -154,6 +189,8 @@ def _ended(index: Index, op: TracedOp, wake_s: float | None) -> Iterator[str]:
         why = f": {op.error}" if op.error else ""
         if culprits:
             why += f" (because of {', '.join(culprits)})"
-        yield f"{op.state}{why}"
+        yield Sentence(f"{op.state}{why}")
     elif op.state != "done" and op.start_s is None and not open_waits_of(index, op):
-        yield f"{op.state}: not finished yet, and nothing that the trace knows is before it"
+        yield Sentence(
+            f"{op.state}: not finished yet, and nothing that the trace knows is before it"
+        )

@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TypeAlias, TypeVar
 
+from streamflow.trace.lanes import lane_of
 from streamflow.trace.model import EdgeReason, TracedOp
 from streamflow.trace.trace import Trace
 
@@ -142,10 +143,6 @@ _T = TypeVar("_T")
 _DIGITS = re.compile(r"\d+")
 
 
-def _lane(op: TracedOp) -> tuple[int, int, str]:
-    return op.process, op.device, op.stream
-
-
 def _device(op: TracedOp) -> tuple[int, int]:
     return op.process, op.device
 
@@ -178,11 +175,11 @@ def _starred(text: str) -> str:
 
 # From fine to coarse; the first that makes few enough groups is taken.
 _WAYS: tuple[dict[str, _Facet], ...] = (
-    {"stream": _lane, "scope": _scope, "name": _name},
-    {"stream": _lane, "like scopes": _like_scopes, "like names": _like_names},
-    {"stream": _lane, "like scopes": _like_scopes, "kind": _kind},
-    {"stream": _lane, "kind": _kind},
-    {"stream": _lane},
+    {"stream": lane_of, "scope": _scope, "name": _name},
+    {"stream": lane_of, "like scopes": _like_scopes, "like names": _like_names},
+    {"stream": lane_of, "like scopes": _like_scopes, "kind": _kind},
+    {"stream": lane_of, "kind": _kind},
+    {"stream": lane_of},
     {"device": _device},
     {},
 )

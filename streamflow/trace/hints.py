@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from streamflow.runtime.units import spell_bytes, spell_seconds
-from streamflow.trace.index import EPS_S, Index, engine_of, lane_of
+from streamflow.trace.index import EPS_S, Index, engine_of
+from streamflow.trace.lanes import lane_of
 from streamflow.trace.model import EdgeReason, TracedOp
 from streamflow.trace.trace import Trace
 from streamflow.trace.waits import Wait, WaitKind, array_in_words, waits_of
@@ -171,7 +172,7 @@ def _one_stream(run: _Run) -> Iterable[Hint]:
         for wait in run.waits[op.id]:
             src = _by_order_only(run, op, wait)
             if src is not None and engine_of(src) != engine_of(op):
-                found[op.process, op.device, op.stream].append((op, run.idle_s(op, wait)))
+                found[lane_of(op)].append((op, run.idle_s(op, wait)))
     for (_, _, stream), waits in found.items():
         lost_s = sum(idle_s for _, idle_s in waits)
         if len(waits) >= NUM_ON_STREAM and run.is_worth(lost_s):

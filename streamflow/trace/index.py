@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
 
 from streamflow.trace.model import TracedArray, TracedEdge, TracedOp
 from streamflow.trace.trace import Trace
 
-__all__ = ["EPS_S", "SERIAL", "Index", "engine_of", "lane_of"]
+__all__ = ["EPS_S", "SERIAL", "Index", "engine_of"]
 
 EPS_S = 1e-9
 """Times closer than this are the same: the two clocks of a trace round differently."""
@@ -18,6 +18,7 @@ SERIAL = ("h2d", "d2h")  # one copy at a time each; kernels run beside each othe
 
 Engine = tuple[int, int, str]
 _Runs = tuple[list[float], list[float], list[float]]
+_SeenKey = tuple[int, int, float]
 
 
 def engine_of(op: TracedOp) -> Engine | None:
@@ -25,15 +26,10 @@ def engine_of(op: TracedOp) -> Engine | None:
     return None if op.engine is None else (op.process, op.device, op.engine)
 
 
-def lane_of(op: TracedOp) -> tuple[int, int, str] | None:
-    """The stream or lane of ``op``, unique in its trace; None for work on the host."""
-    return None if op.stream == "host" else (op.process, op.device, op.stream)
-
-
 class Index:
     """A trace by id, by edge, by engine and by time; it takes one reading of the trace."""
 
-    __slots__ = ("_ends", "_on_engine", "_runs", "_seen", "_seen_s", "arrays", "edges_to", "ops")
+    __slots__ = ("_ends", "_on_engine", "_runs", "_seen", "arrays", "edges_to", "ops")
 
     def __init__(self, trace: Trace) -> None:
         contents = trace._read()
@@ -51,11 +47,12 @@ class Index:
             ops.sort(key=_end)
         self._runs: dict[Engine, _Runs] = {}
         self._ends = {engine: [*map(_end, ops)] for engine, ops in self._on_engine.items()}
-        self._seen = sorted(
-            (op for op in contents.ops if op.seen_s is not None and op.duration_s is not None),
-            key=lambda op: (_seen(op), _end(op)),
-        )
-        self._seen_s = [*map(_seen, self._seen)]
+        self._seen: dict[int, list[tuple[_SeenKey, TracedOp]]] = {}
+        for op in contents.ops:
+            if op.seen_s is not None and op.duration_s is not None:
+                self._seen.setdefault(op.process, []).append((_seen_key(op), op))
+        for seen in self._seen.values():
+            seen.sort(key=_first)
 
     def sources(self, op: TracedOp) -> Iterator[tuple[TracedEdge, TracedOp]]:
         """The edges that lead to ``op``, and where they come from."""
@@ -131,18 +128,12 @@ class Index:
 
         Of several that it saw at once, the last to end, and of these the longest.
         """
-        place = bisect_right(self._seen_s, op.submitted_s + EPS_S)
-        found: list[TracedOp] = []
-        while place > 0:
-            place -= 1
-            other = self._seen[place]
-            if found and _seen(other) < _seen(found[0]) - EPS_S:
-                break
-            if other.process == op.process and other.id < op.id:
-                found.append(other)
-        last_s = max(map(_end, found), default=0.0) - EPS_S
-        latest = (other for other in found if _end(other) >= last_s)
-        return max(latest, key=lambda other: other.duration_s or 0.0, default=None)
+        seen = self._seen.get(op.process, [])
+        until = (round(op.submitted_s / EPS_S) + 2, 0, 0.0)
+        place = bisect_left(seen, until, key=_first)
+        return next(
+            (seen[at][1] for at in range(place - 1, -1, -1) if seen[at][1].id < op.id), None
+        )
 
 
 def _start(op: TracedOp) -> float:
@@ -155,6 +146,10 @@ def _end(op: TracedOp) -> float:
     return op.end_s
 
 
-def _seen(op: TracedOp) -> float:
+def _seen_key(op: TracedOp) -> _SeenKey:
     assert op.seen_s is not None
-    return op.seen_s
+    return round(op.seen_s / EPS_S), round(_end(op) / EPS_S), op.duration_s or 0.0
+
+
+def _first(pair: tuple[_SeenKey, TracedOp]) -> _SeenKey:
+    return pair[0]

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from streamflow.trace.model import Contents, TracedOp
 
-__all__ = ["Bar", "Lane", "device_title", "lanes_of"]
+__all__ = ["Bar", "Lane", "device_title", "lane_of", "lanes_of"]
 
 _ENGINES = {"h2d": 0, "compute": 1, "d2h": 2}
 _NONE, _HOST, _STAGING = 3, 4, 5
@@ -54,12 +54,17 @@ class Lane:
     is_staging: bool
 
 
+def lane_of(op: TracedOp) -> tuple[int, int, str]:
+    """Process, device, and stream or lane: work on the host has the stream ``"host"``."""
+    return op.process, op.device, op.stream
+
+
 def lanes_of(contents: Contents) -> tuple[Lane, ...]:
     """The lanes of a trace: by process and device, copies in first, the host last."""
     streams: dict[tuple[int, int, str], list[TracedOp]] = {}
     staging: dict[tuple[int, int], list[Bar]] = {}
     for op in contents.ops:
-        streams.setdefault((op.process, op.device, op.stream), []).append(op)
+        streams.setdefault(lane_of(op), []).append(op)
         if op.is_staged and op.begun_s is not None and op.issued_s is not None:
             bar = Bar(op, _ns(op.begun_s), _ns(op.issued_s))
             if bar.end_ns > bar.start_ns:

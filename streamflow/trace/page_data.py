@@ -9,13 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
+from streamflow.runtime.units import spell_seconds
 from streamflow.trace.critical import critical_path
+from streamflow.trace.explain import sentences_of
+from streamflow.trace.gaps import gap_sentences, idle_gaps
 from streamflow.trace.groups import synopsis
-from streamflow.trace.idle import Gap, Wait, gaps, lane_of, waits
+from streamflow.trace.index import Index
+from streamflow.trace.lanes import lane_of
 from streamflow.trace.layout import place
 from streamflow.trace.looks import COLOURS, FAILED_COLOUR, printable
 from streamflow.trace.model import Contents, EdgeReason, TracedOp
+from streamflow.trace.sentences import Sentence, name_on
 from streamflow.trace.trace import Trace
+from streamflow.trace.waits import array_in_words
 
 __all__ = ["page_data"]
 
@@ -23,6 +29,7 @@ NUM_OPS_DRAWN_MAX = 6000
 """With more ops the graph begins with groups of them."""
 
 _NUM_GROUPS_MAX = 120
+_NUM_GAPS_TOLD_MAX = 2000  # the longest; of the others a reader sees nothing
 _NUM_TICKS = 2**30  # times fit in 32 bits
 _PLACE_SCALE = 16  # places are sent as whole sixteenths of a row
 
@@ -40,18 +47,20 @@ def page_data(trace: Trace) -> Json:
     clock = _Clock(contents)
     ops, lanes = contents.ops, _lanes(contents)
     place_of = {op.id: place for place, op in enumerate(ops)}
+    touched = (edge.array for edge in contents.edges if edge.array is not None)
+    arrays = {array: place for place, array in enumerate(dict.fromkeys(touched))}
     overlap = trace.overlap()
-    found = waits(ops, contents.edges)
+    index = Index(trace)
     table: dict[str, Json] = {
         "tick_s": clock.tick_s,
         "end": clock.end,
         "ops": _ops(ops, lanes, texts, clock),
-        "edges": _edges(contents, place_of),
+        "edges": _edges(contents, place_of, arrays),
         "reasons": list(_REASONS),
-        "arrays": _arrays(contents, texts),
         "lanes": _lane_titles(contents, lanes),
-        "waits": _waits((found.get(op.id) for op in ops), place_of, texts),
-        "gaps": _gaps(gaps(ops, found), lanes, place_of, texts, clock),
+        "said": _said([[*sentences_of(index, op)] for op in ops], place_of, texts),
+        "gaps": _gaps(index, lanes, place_of, texts, clock),
+        "arrays": _pack(texts(array_in_words(index, each)) for each in arrays),
         "memory": _memory(contents, clock),
         "critical": _pack(place_of[step.op.id] for step in critical_path(trace).steps),
         "views": _views(trace, contents, place_of),
@@ -64,6 +73,8 @@ def page_data(trace: Trace) -> Json:
             "busy_s": dict(overlap.busy_s),
         },
     }
+    # Behind all others, whose numbers in the table of texts stay small.
+    table["names"] = _pack(texts(op.name) for op in ops)
     table["texts"] = list(texts.all)
     return table
 
@@ -106,12 +117,15 @@ def _pack(numbers: Iterable[int]) -> Json:
     """A column, in the narrowest integers that hold it."""
     values = list(numbers)
     low, high = min(values, default=0), max(values, default=0)
-    for code, bits in (("b", 8), ("h", 16), ("i", 32)):
+    for code, bits in (("b", 8), ("h", 16), ("i", 24), ("i", 32)):
         if -(2 ** (bits - 1)) <= low and high < 2 ** (bits - 1):
             packed = array(code, values)
             if sys.byteorder == "big":
                 packed.byteswap()
-            return {"bits": bits, "base64": base64.b64encode(packed.tobytes()).decode("ascii")}
+            written = bytearray(packed.tobytes())
+            if bits == 24:
+                del written[3::4]
+            return {"bits": bits, "base64": base64.b64encode(written).decode("ascii")}
     return {"list": list(values)}  # bytes of large arrays
 
 
@@ -153,9 +167,9 @@ def _ops(
     looks = [*COLOURS]
     columns: dict[str, Callable[[TracedOp], int]] = {
         "id": lambda op: op.id,
-        "name": lambda op: texts(op.name),
         "kind": lambda op: texts(op.kind),
         "lane": lambda op: lanes[lane_of(op)],
+        "on": lambda op: texts(name_on(op).removeprefix(op.name)),
         "engine": lambda op: looks.index(op.engine) if op.engine in looks else len(looks) - 1,
         "nbytes": lambda op: op.nbytes,
         "submitted": lambda op: clock(op.submitted_s),
@@ -174,52 +188,54 @@ def _ops(
     return {name: _pack(map(column, ops)) for name, column in columns.items()}
 
 
-def _edges(contents: Contents, place_of: dict[int, int]) -> Json:
-    arrays = _array_places(contents)
+def _edges(contents: Contents, place_of: dict[int, int], arrays: dict[int, int]) -> Json:
     edges = contents.edges
     return {
         "src": _pack(place_of[edge.src] for edge in edges),
         "dst": _pack(place_of[edge.dst] for edge in edges),
         "reason": _pack(_REASON_OF[edge.reason] for edge in edges),
         "issued": _pack(int(edge.issued) for edge in edges),
-        "array": _pack(-1 if edge.array is None else arrays.get(edge.array, -1) for edge in edges),
+        "array": _pack(-1 if edge.array is None else arrays[edge.array] for edge in edges),
     }
 
 
-def _array_places(contents: Contents) -> dict[int, int]:
-    return {each.id: place for place, each in enumerate(contents.arrays)}
-
-
-def _arrays(contents: Contents, texts: _Texts) -> Json:
+def _said(
+    each: Sequence[Sequence[Sentence]], place_of: dict[int, int], texts: _Texts
+) -> dict[str, Json]:
+    """Sentences without what many have in common: ``num`` of each, and which is the headline."""
+    rows = [sentence for sentences in each for sentence in sentences]
+    lengths_s = (sentence.length_s for sentence in rows)
     return {
-        "id": _pack(each.id for each in contents.arrays),
-        "nbytes": _pack(each.nbytes for each in contents.arrays),
-        "where": _pack(texts(each.where) for each in contents.arrays),
+        "num": _pack(map(len, each)),
+        "headline": _pack(map(_longest, each)),
+        "form": _pack(texts(sentence.form) for sentence in rows),
+        "length": _pack(texts(None if each is None else spell_seconds(each)) for each in lengths_s),
+        "op": _pack(-1 if (op := sentence.op) is None else place_of[op.id] for sentence in rows),
+        "array": _pack(texts(sentence.array) for sentence in rows),
     }
 
 
-def _waits(each: Iterable[Wait | None], place_of: dict[int, int], texts: _Texts) -> dict[str, Json]:
-    known = list(each)
-    return {
-        "cause": _pack(texts(wait.cause if wait else None) for wait in known),
-        "op": _pack(place_of[wait.op] if wait and wait.op is not None else -1 for wait in known),
-    }
+def _longest(sentences: Sequence[Sentence]) -> int:
+    """The first of those with the greatest length; -1 without any."""
+    lengths_s = [sentence.length_s or 0.0 for sentence in sentences]
+    return lengths_s.index(max(lengths_s)) if lengths_s else -1
 
 
 def _gaps(
-    idle: Sequence[Gap],
+    index: Index,
     lanes: dict[tuple[int, int, str], int],
     place_of: dict[int, int],
     texts: _Texts,
     clock: _Clock,
 ) -> Json:
+    idle = idle_gaps(index, lane_of)
+    told = [[*gap_sentences(index, gap.op, gap.before)] for gap in idle[:_NUM_GAPS_TOLD_MAX]]
     return {
-        "lane": _pack(lanes[gap.lane] for gap in idle),
+        "lane": _pack(lanes[gap.place] for gap in idle),
         "start": _pack(clock(gap.start_s) for gap in idle),
         "end": _pack(clock(gap.end_s) for gap in idle),
-        "before": _pack(place_of[gap.before] for gap in idle),
-        "num_causes": _pack(len(gap.waits) for gap in idle),
-        **_waits((wait for gap in idle for wait in gap.waits), place_of, texts),
+        "before": _pack(place_of[gap.op.id] for gap in idle),
+        **_said([*told, *([] for _ in idle[_NUM_GAPS_TOLD_MAX:])], place_of, texts),
     }
 
 

@@ -6,11 +6,13 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from streamflow.runtime.units import spell_bytes, spell_seconds
-from streamflow.trace.index import EPS_S, SERIAL, Index, lane_of
+from streamflow.runtime.units import spell_bytes
+from streamflow.trace.index import EPS_S, SERIAL, Index
+from streamflow.trace.lanes import lane_of
 from streamflow.trace.model import EdgeReason, TracedEdge, TracedOp
+from streamflow.trace.sentences import Sentence
 
-__all__ = ["Wait", "WaitKind", "array_in_words", "name_on", "open_waits_of", "waits_of"]
+__all__ = ["Wait", "WaitKind", "array_in_words", "open_waits_of", "waits_of"]
 
 
 class WaitKind(Enum):
@@ -49,10 +51,8 @@ class Wait:
         The op that was waited for.
     array : int or None
         Id of the array that both ops touch.
-    what : str
-        What was waited for, in words.
-    text : str
-        All of it in words.
+    sentence : Sentence
+        All of it; ``text`` has the words.
     """
 
     kind: WaitKind
@@ -61,8 +61,12 @@ class Wait:
     reason: EdgeReason | None
     src: TracedOp | None
     array: int | None
-    what: str
-    text: str
+    sentence: Sentence
+
+    @property
+    def text(self) -> str:
+        """All of it in words."""
+        return str(self.sentence)
 
     @property
     def length_s(self) -> float:
@@ -72,15 +76,16 @@ class Wait:
 
 _ENDED = ("done", "failed", "cancelled")
 _NUM_HOPS_MAX = 8
+_SAY_LITTLE = (EdgeReason.STREAM_ORDER, None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    """Something that lasted until ``until_s``; of those at one time the first is told."""
+    """Something that lasted until ``until_s``: words around an op and an array."""
 
     until_s: float
     kind: WaitKind
-    what: str
+    form: str
     src: TracedOp | None = None
     reason: EdgeReason | None = None
     array: int | None = None
@@ -92,7 +97,7 @@ def waits_of(index: Index, op: TracedOp) -> tuple[Wait, ...]:
     Of what was waited for at the same time, that which ended last is told: without the
     others nothing would have come earlier. Empty for an op that has not started.
     """
-    return tuple(map(_wait, _pieces(index, op)))
+    return tuple(_wait(index, piece) for piece in _pieces(index, op))
 
 
 def open_waits_of(index: Index, op: TracedOp) -> tuple[Wait, ...]:
@@ -104,8 +109,8 @@ def open_waits_of(index: Index, op: TracedOp) -> tuple[Wait, ...]:
             kind = WaitKind.PARKED if is_parked else WaitKind.EDGE
             if kind is WaitKind.EDGE and lane_of(src) == lane_of(op):
                 kind = WaitKind.STREAM
-            what = f"{name_on(src)}{_because(index, edge)} ({src.state})"
-            found.append(_Cause(0.0, kind, what, src, edge.reason, edge.array))
+            form = f"{{op}}{_because(edge)} ({src.state})"
+            found.append(_Cause(0.0, kind, form, src, edge.reason, edge.array))
     if op.state == "parked" and (op.needs or not found):
         found.append(_host_rest(op))
     elif op.state == "staging" and op.is_staged:
@@ -118,18 +123,10 @@ def open_waits_of(index: Index, op: TracedOp) -> tuple[Wait, ...]:
             cause.reason,
             cause.src,
             cause.array,
-            cause.what,
-            f"{op.state}: waits for {cause.what}",
+            _say(index, f"{op.state}: waits for {cause.form}", cause),
         )
         for cause in found
     )
-
-
-def name_on(op: TracedOp) -> str:
-    """``"put#3 on h2d"``; without a place while it has none."""
-    if op.stream != "host":
-        return f"{op.name} on {op.stream}"
-    return f"{op.name} on the host" if op.kind == "host" else op.name
 
 
 def array_in_words(index: Index, array: int) -> str:
@@ -162,7 +159,9 @@ def _cover(
     held = [each for each in causes if at_s + EPS_S < each.until_s <= until_s + EPS_S]
     if held:
         last_s = max(each.until_s for each in held) - EPS_S
-        cause = next(each for each in held if each.until_s >= last_s)
+        # Data say more than the order of a stream, and that more than the engine does.
+        latest = (each for each in held if each.until_s >= last_s)
+        cause = min(latest, key=lambda each: each.reason in _SAY_LITTLE)
         stop_s = min(cause.until_s, until_s)
         if until_s - stop_s <= EPS_S:
             stop_s = until_s
@@ -179,19 +178,19 @@ def _host_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
     for edge, src in index.sources(op):
         if edge.reason is EdgeReason.CAPACITY:
             if src.seen_s is not None:
-                what = f"room, which the end of {name_on(src)} made"
-                yield _Cause(src.seen_s, WaitKind.CAPACITY, what, src, edge.reason)
+                form = "room, which the end of {op} made"
+                yield _Cause(src.seen_s, WaitKind.CAPACITY, form, src, edge.reason)
         elif edge.reason is not EdgeReason.STREAM_ORDER or not (op.needs or op.is_staged):
             # Work on the host may begin only when what is before it is seen to have ended.
-            is_seen = lane_of(src) is None or op.issued_s is None
+            is_seen = src.stream == "host" or op.issued_s is None
             if op.is_staged and op.begun_s is not None and src.seen_s is not None:
                 is_seen = is_seen or src.seen_s <= op.begun_s + EPS_S
             told_s = src.seen_s if is_seen else src.issued_s
             if told_s is not None:
-                what = f"{name_on(src)}{_because(index, edge)}"
+                form = f"{{op}}{_because(edge)}"
                 if not is_seen:
-                    what += ", which was parked itself"
-                yield _Cause(told_s, WaitKind.PARKED, what, src, edge.reason, edge.array)
+                    form += ", which was parked itself"
+                yield _Cause(told_s, WaitKind.PARKED, form, src, edge.reason, edge.array)
 
 
 def _host_rest(op: TracedOp) -> _Cause:
@@ -211,14 +210,13 @@ def _device_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
             src = _that_ran(index, src)
         assert src.end_s is not None
         kind = WaitKind.STREAM if is_same else WaitKind.EDGE
-        what = f"{name_on(src)}{_because(index, edge)}"
-        yield _Cause(src.end_s, kind, what, src, edge.reason, edge.array)
+        yield _Cause(src.end_s, kind, f"{{op}}{_because(edge)}", src, edge.reason, edge.array)
     assert op.start_s is not None
     if op.engine in SERIAL:
         for other in index.ended_on_engine(op, op.start_s):
             assert other.end_s is not None
-            what = f"the {op.engine} engine, which {name_on(other)} had"
-            yield _Cause(other.end_s, WaitKind.ENGINE, what, other)
+            form = f"the {op.engine} engine, which {{op}} had"
+            yield _Cause(other.end_s, WaitKind.ENGINE, form, other)
             return
 
 
@@ -250,14 +248,17 @@ def _device_rest(op: TracedOp) -> _Cause:
     return _Cause(0.0, WaitKind.DEVICE, "the device to begin")
 
 
-def _because(index: Index, edge: TracedEdge) -> str:
+def _because(edge: TracedEdge) -> str:
     words = edge.reason.value.replace("-", " ")
-    if edge.array is None:
-        return f": {words}"
-    return f": {words} on {array_in_words(index, edge.array)}"
+    return f": {words}" if edge.array is None else f": {words} on {{array}}"
 
 
-def _wait(piece: _Piece) -> Wait:
+def _say(index: Index, form: str, cause: _Cause, length_s: float | None = None) -> Sentence:
+    array = None if cause.array is None else array_in_words(index, cause.array)
+    return Sentence(form, length_s, cause.src, array)
+
+
+def _wait(index: Index, piece: _Piece) -> Wait:
     start_s, end_s, cause = piece
     return Wait(
         cause.kind,
@@ -266,6 +267,5 @@ def _wait(piece: _Piece) -> Wait:
         cause.reason,
         cause.src,
         cause.array,
-        cause.what,
-        f"waited {spell_seconds(end_s - start_s)} for {cause.what}",
+        _say(index, f"waited {{length}} for {cause.form}", cause, end_s - start_s),
     )

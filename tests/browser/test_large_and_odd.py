@@ -71,7 +71,7 @@ def test_a_trace_of_hardly_anything_opens(show: Show, num_ops: int) -> None:
     shown.press("/", "Escape", "Enter", "+", "]", "p", "Tab", "Tab")
     if num_ops:
         assert shown.state()["selected"] == 0
-        assert "no time on the device yet" in shown.panel()
+        assert "parked: waits for the host to submit it" in shown.panel()
 
 
 def test_a_failed_op_has_a_sign_of_its_own(show: Show) -> None:

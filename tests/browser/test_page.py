@@ -10,6 +10,10 @@ from shown import Shown
 
 import streamflow as sf
 from streamflow.trace import EdgeReason
+from streamflow.trace.explain import sentences_of
+from streamflow.trace.gaps import gap_in_words, idle_gaps
+from streamflow.trace.index import Index
+from streamflow.trace.lanes import lane_of
 
 Show = Callable[[sf.Trace], Shown]
 
@@ -132,10 +136,22 @@ def test_the_panel_says_what_the_op_waited_for_and_why(show: Show, trace: sf.Tra
         if edge.dst == op.id and edge.reason is EdgeReason.READ_AFTER_WRITE
     )
     array = next(array for array in trace.arrays if array.id == edge.array)
-    assert "for work on compute" in panel
-    assert f"read-after-write on array {array.id} (256 KiB, made at {array.where})" in panel
+    assert f"read-after-write on array #{array.id} (256 KiB) made at {array.where}" in panel
     for word in (op.where, "pipeline", op.task, "called", "queued for", "ran for", "256 KiB"):
         assert str(word) in panel
+
+
+def test_the_panel_says_of_every_op_what_explain_says(show: Show, trace: sf.Trace) -> None:
+    shown = show(trace)
+    shown.click_in_graph(trace.ops[0].id)
+    index = Index(trace)
+    for op in trace.ops:
+        assert shown.state()["selected"] == op.id
+        told = shown.page.locator("#panel .why p, #panel .why li").all_inner_texts()
+        expected = [str(sentence) for sentence in sentences_of(index, op)]
+        assert sorted(told) == sorted(expected or ["It waited for nothing."])
+        assert all(f"  {line}" in trace.explain(op).lines for line in expected)
+        shown.press("]")
 
 
 def test_the_panel_leads_from_op_to_op(show: Show, trace: sf.Trace) -> None:
@@ -254,10 +270,13 @@ def test_a_selection_stays_when_ops_are_collapsed(show: Show, trace: sf.Trace) -
 
 
 def test_idle_gaps_say_their_cause(show: Show, trace: sf.Trace) -> None:
-    gaps = show(trace).state()["gaps"]
-    by_lane = {gap["lane"]: gap["cause"] for gap in gaps}
-    assert by_lane["d2h"].startswith("read-after-write: work")
-    assert by_lane["h2d"].startswith("nothing was submitted until ")
+    shown = [(gap["lane"], gap["cause"]) for gap in show(trace).state()["gaps"]]
+    index = Index(trace)
+    assert shown == [
+        (gap.place[2], gap_in_words(index, gap.op, gap.before)) for gap in idle_gaps(index, lane_of)
+    ]
+    assert any("for work on compute" in cause for lane, cause in shown if lane == "d2h")
+    assert any("until the end of" in cause for lane, cause in shown if lane == "h2d")
 
 
 def test_the_critical_path_ends_with_the_last_op(show: Show, trace: sf.Trace) -> None:

@@ -60,7 +60,7 @@ def test_it_fails_with_the_table_the_gaps_and_the_hints(run):
     assert str(trace.overlap()) in text
     gaps = text.partition("longest gaps:\n")[2].partition("hints:")[0].splitlines()
     assert len(gaps) == 5
-    assert "until the call" in gaps[0]
+    assert "until the end of work on compute0 was seen" in gaps[0]
     assert "test_trace_assert_overlap.py:" in gaps[0]
     assert text.rpartition("hints:\n")[2].strip().startswith("await-each: ")
 

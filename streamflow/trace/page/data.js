@@ -8,6 +8,9 @@ function column(packed) {
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
   if (packed.bits === 8) return new Int8Array(bytes.buffer);
+  if (packed.bits === 24) {
+    return Int32Array.from({ length: bytes.length / 3 }, (_, i) => bytes[3 * i] | (bytes[3 * i + 1] << 8) | ((bytes[3 * i + 2] << 24) >> 8));
+  }
   return packed.bits === 16 ? new Int16Array(bytes.buffer) : new Int32Array(bytes.buffer);
 }
 
@@ -17,10 +20,10 @@ function columns(table) {
   return result;
 }
 
-const ops = columns(raw.ops);
+const ops = { ...columns(raw.ops), name: column(raw.names) };
 const edges = columns(raw.edges);
-const arrays = columns(raw.arrays);
-const waits = columns(raw.waits);
+const arrays = column(raw.arrays);
+const said = columns(raw.said);
 const gaps = columns(raw.gaps);
 const critical = column(raw.critical);
 const memory = raw.memory.map(({ title, ...curve }) => ({ title, ...columns(curve) }));
@@ -110,32 +113,31 @@ function spellBytes(number) {
 
 const plural = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
 
-// What something waited for, in words: row `index` of `waits`, or of the causes of `gaps`.
-function spellWait(table, index) {
-  const cause = text(table.cause[index]);
-  const other = table.op[index];
-  if (other < 0) return cause;
-  const name = clipped(nameOf(other), 80);
-  return cause.includes("{}") ? cause.replace("{}", () => name) : `${cause}: ${name}`;
+// What trace.explain says of an op, and what it says of a gap: rows of a table of sentences.
+function sentences(table) {
+  const first = new Int32Array(table.num.length + 1);
+  table.num.forEach((num, item) => (first[item + 1] = first[item] + num));
+  const spell = (row) => {
+    const words = text(table.form[row]).replace("{length}", () => text(table.length[row]) || "{length}");
+    const op = table.op[row];
+    const places = { op: () => nameOf(op) + text(ops.on[op]), array: () => text(table.array[row]) };
+    return op < 0 ? words : words.replace(/\{(op|array)\}/g, (_, place) => places[place]());
+  };
+  return {
+    all: (item) => Array.from({ length: table.num[item] }, (_, place) => spell(first[item] + place)),
+    headline: (item) => (table.headline[item] < 0 ? "" : spell(first[item] + table.headline[item])),
+    // The op that the headline names, else the last that is named at all.
+    opOf: (item) => {
+      const named = table.op.slice(first[item], first[item + 1]);
+      const main = named[table.headline[item]] ?? -1;
+      return main < 0 ? (named.filter((op) => op >= 0).at(-1) ?? -1) : main;
+    },
+  };
 }
 
-const causeOf = (op) => spellWait(waits, op);
+const ofOps = sentences(said);
+const ofGaps = sentences(gaps);
 
-// Why a lane stood still: what its next op waited for, what that one waited for, and so on.
-const firstCause = new Int32Array(gaps.lane.length + 1);
-gaps.num_causes.forEach((num, gap) => (firstCause[gap + 1] = firstCause[gap] + num));
-
-function causesOf(gap) {
-  const causes = [];
-  for (let row = firstCause[gap]; row < firstCause[gap + 1]; row++) causes.push(spellWait(gaps, row));
-  return causes;
-}
-
-function describeArray(index) {
-  if (index < 0) return "";
-  const where = text(arrays.where[index]);
-  const made = where ? `, made at ${where}` : "";
-  return `array ${arrays.id[index]} (${spellBytes(arrays.nbytes[index])}${made})`;
-}
+const describeArray = (index) => (index < 0 ? "" : text(arrays[index]));
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -38,10 +38,10 @@ const aboutOp = (op) => {
     .sort((a, b) => ops.end[edges.src[b]] - ops.end[edges.src[a]])
     .slice(0, 4)
     .map((edge) => `\u2190 ${clipped(nameOf(edges.src[edge]), 60)}: ${reasons[edges.reason[edge]]}`);
-  return [`${clipped(nameOf(op), 120)} on ${lanes[ops.lane[op]]}, ${ran}`, ops.start[op] < 0 ? "" : `before: ${clipped(causeOf(op), 100)}`, ...after]
+  return [`${clipped(nameOf(op), 120)} on ${lanes[ops.lane[op]]}, ${ran}`, clipped(ofOps.headline(op), 200), ...after]
     .filter(Boolean).join("\n");
 };
-const aboutGap = (gap) => `idle ${spellTicks(gaps.end[gap] - gaps.start[gap])}\nuntil ${clipped(nameOf(gaps.before[gap]), 80)}\n\u2190 ${causesOf(gap).join("\n\u2190 ")}`;
+const aboutGap = (gap) => `idle ${spellTicks(gaps.end[gap] - gaps.start[gap])}\nuntil ${clipped(nameOf(gaps.before[gap]), 80)}\n${ofGaps.all(gap).join("\n")}`.trim();
 const aboutGroup = (node) => `${clipped(graph.view.label(node), 120)}: ${plural(graph.view.opsOf(node).length, "op")}`;
 
 function tip(event, words) {
@@ -72,7 +72,7 @@ function select(op, { moves = true } = {}) {
   if (moves && !graph.isVisible(graph.view.nodeOf(op))) graph.centre(graph.view.nodeOf(op));
   timeline.reveal(op);
   showOp($("panel"), op, counts, page.lit.size);
-  announce(`${nameOf(op)} on ${lanes[ops.lane[op]]}, ${plural(page.lit.size, "ancestor")}, before it: ${causeOf(op)}`);
+  announce(`${nameOf(op)} on ${lanes[ops.lane[op]]}, ${plural(page.lit.size, "ancestor")}${ofOps.headline(op) && `, ${ofOps.headline(op)}`}`);
 }
 
 function pickNode(node) {
@@ -219,7 +219,7 @@ const KEYS = {
   "0": (part) => zoom(part, "fit"),
   "[": () => step(-1),
   "]": () => step(1),
-  p: () => page.selected >= 0 && waits.op[page.selected] >= 0 && select(waits.op[page.selected]),
+  p: () => page.selected >= 0 && ofOps.opOf(page.selected) >= 0 && select(ofOps.opOf(page.selected)),
   ArrowLeft: (part) => part.pan(-60, 0),
   ArrowRight: (part) => part.pan(60, 0),
   ArrowUp: (part) => (part === graph ? part.pan(0, -60) : ($("lanes").scrollTop -= 40)),
@@ -287,7 +287,7 @@ window.streamflow = Object.freeze({
     range: [timeline.from * raw.tick_s, timeline.to * raw.tick_s],
     hovered: timeline.hovered < 0 ? null : ops.id[timeline.hovered],
     critical: idsOf(critical),
-    gaps: Array.from(gaps.lane.slice(0, 1000).keys(), (gap) => ({ lane: lanes[gaps.lane[gap]], cause: causesOf(gap).join(" \u2190 ") })),
+    gaps: Array.from(gaps.lane.slice(0, 1000).keys(), (gap) => ({ lane: lanes[gaps.lane[gap]], cause: ofGaps.all(gap).join("; ") })),
   }),
   // Where on the page an op is drawn; of a group, by the id of one of its ops.
   whereInGraph: (id) => inPage(graph.canvas, graph.onScreen(graph.view.nodeOf(ops.id.indexOf(id)))),

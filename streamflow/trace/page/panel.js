@@ -56,7 +56,7 @@ function gapList() {
   return element("ul", {}, ...longest.map((gap) => link(
     gaps.before[gap],
     `${lanes[gaps.lane[gap]]}: ${spellTicks(gaps.end[gap] - gaps.start[gap])}`,
-    causesOf(gap).join(" \u2190 "),
+    ofGaps.all(gap).join("; "),
   )));
 }
 
@@ -104,25 +104,17 @@ function showOp(panel, op, counts, numAncestors) {
 }
 
 function whyNotEarlier(op) {
-  if (ops.start[op] < 0) return element("p", { className: "why", textContent: "It has no time on the device yet." });
-  const cause = text(waits.cause[op]);
-  const other = waits.op[op];
-  const waited = spellTicks(Math.max(0, ops.start[op] - ops.submitted[op]));
-  const box = element("div", { className: "why" });
-  if (!reasons.includes(cause)) {
-    const words = causeOf(op);
-    box.append(element("p", {}, name(words[0].toUpperCase() + words.slice(1)), `. Started ${waited} after it was called for.`));
-    if (other < 0) return box;
-  } else {
-    const edge = incoming(op).find((each) => edges.src[each] === other && reasons[edges.reason[each]] === cause);
-    const array = edge === undefined ? "" : describeArray(edges.array[edge]);
-    box.append(element("p", {}, `Waited ${waited} for `, name(nameOf(other)), ` on ${lanes[ops.lane[other]]}: ${cause}`,
-      array ? " on " : null, name(array)));
-  }
+  const all = ofOps.all(op);
+  const headline = ofOps.headline(op);
+  if (!all.length) return element("div", { className: "why" }, element("p", { textContent: "It waited for nothing." }));
+  const other = ofOps.opOf(op);
   const button = element("button", { type: "button", textContent: "Go to what it waited for (P)" });
   button.dataset.op = other;
-  box.append(button);
-  return box;
+  return element("div", { className: "why" },
+    element("p", {}, element("strong", {}, name(headline))),
+    all.length > 1 ? element("ul", {}, ...all.filter((words) => words !== headline).map((words) => element("li", {}, name(words)))) : null,
+    other < 0 ? null : button,
+  );
 }
 
 function edgeList(list, ends) {

@@ -358,7 +358,7 @@ class Timeline {
       pen.fillStyle = this.hatch;
       pen.fillRect(left, lane.top + LANE_PAD + 1, right - left, height);
       if (right - left < 44) continue;
-      const words = fitted(pen, causesOf(gap).join(" \u2190 "), right - left - 12);
+      const words = fitted(pen, ofGaps.all(gap).join("; "), right - left - 12);
       if (words.length < 4) continue;
       const middle = lane.top + LANE_PAD + 1 + height / 2;
       pen.fillStyle = this.colours.paper;

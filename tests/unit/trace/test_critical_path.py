@@ -64,7 +64,8 @@ def test_a_call_after_an_await_comes_after_what_was_seen() -> None:
     first, second = path.steps
     assert (first.op.id, second.op.id, second.reason, second.wait_s) == (1, 2, None, 1.0)
     assert second.why == (
-        "called for once that was seen; 250 ms until its end was seen; 500 ms until the call; "
+        "called for once that was seen; 250 ms until the end of op1 on h2d was seen; "
+        "500 ms until the call; "
         "waited 250 ms for the device to begin"
     )
     assert (path.length_s, path.busy_s, path.wait_s) == (3.0, 2.0, 1.0)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import base64
 import json
 import re
-from array import array
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamflow.trace import EdgeReason, Trace, TracedEdge, TracedMemory, TracedOp
+from streamflow.trace import EdgeReason, Trace, TracedArray, TracedEdge, TracedMemory, TracedOp
+from streamflow.trace.gaps import gap_in_words
 from streamflow.trace.html import to_html
-from streamflow.trace.page_data import page_data
+from streamflow.trace.index import Index
+from streamflow.trace.page_data import _pack, page_data
 
 
 def op(number: int, name: str = "f", **others: Any) -> TracedOp:
@@ -36,8 +37,11 @@ def op(number: int, name: str = "f", **others: Any) -> TracedOp:
 def column(packed: Any) -> list[int]:
     if "list" in packed:
         return list(packed["list"])
-    code = {8: "b", 16: "h", 32: "i"}[packed["bits"]]
-    return array(code, base64.b64decode(packed["base64"])).tolist()
+    written, size = base64.b64decode(packed["base64"]), packed["bits"] // 8
+    return [
+        int.from_bytes(written[at : at + size], "little", signed=True)
+        for at in range(0, len(written), size)
+    ]
 
 
 def data_of(page: str) -> Any:
@@ -80,6 +84,79 @@ def test_the_page_has_the_edges_of_the_trace(case: tuple[int, list[Any]]) -> Non
     pairs = zip(column(shown["src"]), column(shown["dst"]), strict=True)
     assert sorted(pairs) == sorted({(src, dst) for src, dst, *_ in drawn})
     assert sum(column(shown["num"])) == len(edges)
+
+
+def said(data: Any, table: Any, item: int) -> tuple[str, list[str]]:
+    """The headline and all sentences of an op or a gap, as the page puts them together."""
+    texts, ops = data["texts"], data["ops"]
+    nums = column(table["num"])
+    rows = range(sum(nums[:item]), sum(nums[: item + 1]))
+    found = []
+    for form, length, other, array_words in zip(
+        *(column(table[key])[rows.start : rows.stop] for key in ("form", "length", "op", "array")),
+        strict=True,
+    ):
+        words = texts[form]
+        words = words.replace("{length}", texts[length], 1) if length >= 0 else words
+        name = texts[column(data["names"])[other]] + texts[column(ops["on"])[other]]
+        words = words.replace("{op}", name) if other >= 0 else words
+        found.append(words.replace("{array}", texts[array_words]))
+    headline = column(table["headline"])[item]
+    return (found[headline] if found else ""), found
+
+
+def test_the_page_says_of_ops_what_explain_says() -> None:
+    at = {"start_s": 6.0, "end_s": 7.0}
+    ops = [
+        op(1, start_s=0.0, end_s=1.0, seen_s=1.5),
+        op(2, start_s=1.0, end_s=4.0, stream="h2d", engine="h2d"),
+        op(3, **at, stream="compute1", issued_s=3.0, needs=("pinned memory",)),
+        op(4, "late", **at, submitted_s=5.0, seen_s=9.0),
+        op(5, start_s=None, end_s=None, state="parked"),
+        op(6, start_s=None, end_s=None, state="failed", error="{op} {length}"),
+        op(7, start_s=5.0, end_s=8.0, stream="h2d", engine="h2d"),
+        op(8, start_s=6.0, end_s=9.0, stream="h2d", engine="h2d"),
+        op(9, start_s=0.0, end_s=0.0, stream="host", kind="host", engine=None),
+        op(10, start_s=8.0, end_s=9.0, stream="host", kind="host", engine=None),
+    ]
+    edges = [
+        TracedEdge(1, 2, EdgeReason.READ_AFTER_WRITE, issued=True, array=77),
+        TracedEdge(2, 3, EdgeReason.WRITE_AFTER_READ, issued=True, array=78),
+        TracedEdge(1, 4, EdgeReason.AFTER, issued=True),
+        TracedEdge(5, 6, EdgeReason.AFTER, issued=True),
+        TracedEdge(9, 10, EdgeReason.HOST, issued=True),
+    ]
+    trace = Trace.of(ops, edges, [TracedArray(77, 4096, 0, "{op}.py:3")])
+    data: Any = page_data(trace)
+    own = ("called for ", "ran ", "seen to have ended ")
+    for place, each in enumerate(ops):
+        told = trace.explain(each)
+        sentences = [line.strip() for line in told.lines[1:]]
+        headline, found = said(data, data["said"], place)
+        assert found == [line for line in sentences if not line.startswith(own)]
+        if told.waits and not told.late_s and not told.engine_wait:
+            assert headline == max(told.waits, key=lambda wait: wait.length_s).text
+    assert said(data, data["said"], 3)[0].startswith("called 4.00 s after all")
+
+
+def test_the_page_says_of_gaps_what_is_said_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = [
+        op(1, start_s=0.0, end_s=1.0),
+        op(2, start_s=2.0, end_s=3.0),
+        op(3, start_s=5.0, end_s=6),
+    ]
+    index = Index(Trace.of(ops))
+    monkeypatch.setattr("streamflow.trace.page_data._NUM_GAPS_TOLD_MAX", 1)
+    data: Any = page_data(Trace.of(ops))
+    gaps = data["gaps"]
+    assert column(gaps["before"]) == [2, 1]
+    assert said(data, gaps, 0)[1] == gap_in_words(index, ops[2], ops[1]).split("; ") != []
+    assert said(data, gaps, 1) == ("", [])
+
+
+@pytest.mark.parametrize("number", [-1, 127, 128, 1 << 15, (1 << 23) - 1, 1 << 23, 1 << 31])
+def test_columns_hold_numbers_of_any_size(number: int) -> None:
+    assert column(_pack([number, -1, 0])) == [number, -1, 0]
 
 
 def test_times_and_bytes_keep_their_size() -> None:

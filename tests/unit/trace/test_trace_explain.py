@@ -17,6 +17,30 @@ def test_what_made_room_does_not_make_a_call_timely() -> None:
     assert trace.explain(3).late_s == 2.0
 
 
+def test_an_allocation_of_the_same_call_does_not_make_it_timely() -> None:
+    called = {"submitted_s": 3.0}
+    trace = Trace.of(
+        [
+            op(1, "h2d", 0.0, 1.0),
+            op(2, "compute0", 0.0, 3.0),
+            op(3, "h2d", 3.0, 3.0, engine=None, **called),
+            op(4, "h2d", 3.0, 4.0, **called),
+        ],
+        [edge(1, 3, "stream-order"), edge(3, 4, "allocation")],
+    )
+    told = trace.explain(4)
+    assert told.late_s == trace.explain(3).late_s == 2.0
+    assert "  called 0 s after the program saw the end of op2 on compute0" in told.lines
+
+
+def test_an_allocation_called_for_before_is_one_to_come_after() -> None:
+    trace = Trace.of(
+        [op(1, "h2d", 1.0, 1.0, engine=None, submitted_s=1.0), op(2, "h2d", 3, 4, submitted_s=3.0)],
+        [edge(1, 2, "allocation")],
+    )
+    assert trace.explain(2).late_s == 2.0
+
+
 def test_the_order_of_a_lane_does_not_park_a_staged_copy() -> None:
     staged = op(2, "h2d", 3.0, 4.0, is_staged=True, begun_s=2.0, issued_s=3.5)
     trace = Trace.of(
