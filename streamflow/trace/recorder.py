@@ -36,7 +36,6 @@ _ENGINES = {
     "call": "compute",
     "graph": "compute",
     "fill": "compute",
-    "copy": "compute",
 }
 
 _PROCESS_KEY = f"{os.getpid()}-{uuid4().hex[:12]}"
@@ -178,7 +177,7 @@ def _op(note: Note, began_s: float, lines: dict[object, str]) -> TracedOp:
         kind=note.kind,
         name=note.label if note.label is not None else f"{note.kind}#{note.seq}",
         stream=note.stream or "host",
-        engine=_ENGINES.get(note.kind) if note.stream else None,
+        engine=_engine(note) if note.stream else None,
         device=note.device,
         nbytes=note.allocated_nbytes
         or note.freed_nbytes
@@ -201,6 +200,16 @@ def _op(note: Note, began_s: float, lines: dict[object, str]) -> TracedOp:
         error=note.error,
         is_awaited=note.is_awaited,
     )
+
+
+def _engine(note: Note) -> str | None:
+    """The part of the device that the op occupies."""
+    if note.kind != "copy":
+        return _ENGINES.get(note.kind)
+    # One by the host is several ops, which touch one end each; the one that only waits, none.
+    if note.reads:
+        return "compute" if note.writes else "d2h"
+    return "h2d" if note.writes else None
 
 
 def _since(time_s: float | None, began_s: float) -> float | None:
