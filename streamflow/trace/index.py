@@ -9,7 +9,7 @@ from itertools import accumulate
 from streamflow.trace.model import TracedArray, TracedEdge, TracedOp
 from streamflow.trace.trace import Trace
 
-__all__ = ["EPS_S", "SERIAL", "Index", "engine_of", "lane_of"]
+__all__ = ["EPS_S", "SERIAL", "Engine", "Index", "engine_of", "lane_of"]
 
 EPS_S = 1e-9
 """Times closer than this are the same: the two clocks of a trace round differently."""

@@ -162,7 +162,8 @@ def _cover(
     held = [each for each in causes if at_s + EPS_S < each.until_s <= until_s + EPS_S]
     if held:
         last_s = max(each.until_s for each in held) - EPS_S
-        cause = next(each for each in held if each.until_s >= last_s)
+        # Of several that were seen to end at once, the last to end.
+        cause = max((each for each in held if each.until_s >= last_s), key=_src_end)
         stop_s = min(cause.until_s, until_s)
         if until_s - stop_s <= EPS_S:
             stop_s = until_s
@@ -172,6 +173,10 @@ def _cover(
         yield at_s, until_s, rest
         at_s = until_s
     return at_s
+
+
+def _src_end(cause: _Cause) -> float:
+    return (cause.src.end_s if cause.src is not None else None) or 0.0
 
 
 def _host_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
@@ -188,9 +193,8 @@ def _host_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
                 is_seen = is_seen or src.seen_s <= op.begun_s + EPS_S
             told_s = src.seen_s if is_seen else src.issued_s
             if told_s is not None:
-                what = f"{name_on(src)}{_because(index, edge)}"
-                if not is_seen:
-                    what += ", which was parked itself"
+                until = "" if is_seen else " to be submitted"
+                what = f"{name_on(src)}{until}{_because(index, edge)}"
                 yield _Cause(told_s, WaitKind.PARKED, what, src, edge.reason, edge.array)
 
 
@@ -214,7 +218,7 @@ def _device_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
         what = f"{name_on(src)}{_because(index, edge)}"
         yield _Cause(src.end_s, kind, what, src, edge.reason, edge.array)
     assert op.start_s is not None
-    if op.engine in SERIAL:
+    if op.engine in SERIAL and not op.is_staged:  # which begins with its first staged chunk
         for other in index.ended_on_engine(op, op.start_s):
             assert other.end_s is not None
             what = f"the {op.engine} engine, which {name_on(other)} had"

@@ -44,4 +44,4 @@ def test_a_wait_that_began_before_the_gap_is_told_for_the_gap_only() -> None:
         op(3, "compute0", 3.5, 4.0, issued_s=3.5),
     ]
     (gap,) = idle_gaps(Trace.of(ops, [edge(2, 3)]))
-    assert gap.why == ("waited 500 ms for op2 on h2d: read after write, which was parked itself")
+    assert gap.why == ("waited 500 ms for op2 on h2d to be submitted: read after write")
