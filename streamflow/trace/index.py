@@ -51,10 +51,10 @@ class Index:
             ops.sort(key=_end)
         self._runs: dict[Engine, _Runs] = {}
         self._ends = {engine: [*map(_end, ops)] for engine, ops in self._on_engine.items()}
-        self._seen = sorted(
-            (op for op in contents.ops if op.seen_s is not None and op.duration_s is not None),
-            key=lambda op: (_seen(op), _end(op)),
-        )
+        seen = [op for op in contents.ops if op.seen_s is not None and op.duration_s is not None]
+        # Nothing goes on because of an end that nobody waited for; older traces don't tell.
+        awaited = [op for op in seen if op.is_awaited]
+        self._seen = sorted(awaited or seen, key=lambda op: (_seen(op), _end(op)))
         self._seen_s = [*map(_seen, self._seen)]
 
     def sources(self, op: TracedOp) -> Iterator[tuple[TracedEdge, TracedOp]]:

@@ -41,6 +41,13 @@ def test_of_two_that_were_seen_at_once_the_last_to_end_is_told() -> None:
     ]
 
 
+def test_staged_copies_that_take_turns_share_the_engine() -> None:
+    ops = [op(n, "d2h", 0.0, 1.0 + n, is_staged=True, begun_s=0.0, nbytes=10**9) for n in range(2)]
+    lines = str(Trace.of(ops).explain(1))
+    assert "shared the d2h engine with op0 on d2h for 1.00 s of this" in lines
+    assert "GB/s" not in lines  # what it would have been alone is not known
+
+
 def test_a_finished_op_without_times_says_so() -> None:
     told = Trace.of([op(1, "h2d", None, None, state="done", seen_s=2.0)]).explain("op1")
     assert str(told).endswith("its times are not known")
