@@ -129,9 +129,10 @@ def _pageable(run: _Run) -> Iterable[Hint]:
             lines[op.kind, op.where].append(op)
     for (kind, where), ops in lines.items():
         if len(ops) >= NUM_PAGEABLE and run.is_worth(sum(op.duration_s or 0.0 for op in ops)):
+            way = "into" if kind == "get" else "from"
             yield Hint(
                 HintKind.PAGEABLE,
-                f"{len(ops)} times {kind} of {_most(ops)} from or to a pageable array at "
+                f"{len(ops)} times {kind} of {_most(ops)} {way} a pageable array at "
                 f"{where}: each byte is copied twice. Pin the array once with dev.pin(array), or "
                 "fill a lease of dev.pinned",
                 tuple(ops),
