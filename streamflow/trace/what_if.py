@@ -125,6 +125,8 @@ def what_if(
         machine,
     )
     told = [f"{name}={each:g}" for name, each in (counts | rates).items() if each is not None]
+    if any(op.is_staged and rates.get(f"{op.engine}_rate") is not None for op in ops):
+        told.append("also where pageable copies go only as fast as the host stages them")
     predicted = _predicted(trace, ops, edges, times, compute_lanes)
     span_s = _span_s(predicted.ops)
     return WhatIf(

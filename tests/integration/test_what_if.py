@@ -272,6 +272,10 @@ def test_in_words(run: Run) -> None:
     found = trace.what_if(compute_lanes=1)
     assert str(trace.what_if()).startswith("with nothing changed: 3.60 ms")
     assert found.replayed_s == pytest.approx(found.before_s, rel=0.02)
+    staged = run(lambda: traced(fork_join)).what_if(h2d_rate=1e11)
+    assert staged.changes == (
+        "h2d_rate=1e+11, also where pageable copies go only as fast as the host stages them"
+    )
     off = replace(found, replayed_s=2e-3)  # a trace that doesn't tell all
     assert "don't trust it far: with nothing changed it would be 2.00 ms" in str(off)
 
