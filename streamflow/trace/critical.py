@@ -178,6 +178,8 @@ def _before(index: Index, op: TracedOp) -> tuple[float, _Before | None]:
     if all(_end(each.op) <= op.submitted_s + EPS_S for each in found):
         program = index.seen_before(op)  # the program may have awaited it before this call
         if program is not None:
+            # The stream was free long since: its order held nothing back.
+            found = [each for each in found if each.reason is not EdgeReason.STREAM_ORDER]
             why = "called for once that was seen"
             found.append(_Before(program, None, _PROGRAM_RANK, why))
     latest_s = max((_end(each.op) for each in found), default=0.0) - EPS_S

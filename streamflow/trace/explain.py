@@ -38,7 +38,8 @@ class Explanation:
         From ``op.submitted_s`` to ``op.start_s`` without a gap. Of an op that has not started,
         what it waits for now, each without an ``end_s``.
     engine_wait : Wait or None
-        How much of the time from ``op.start_s`` to ``op.end_s`` another copy had its engine.
+        How much of the time from ``op.start_s`` to ``op.end_s`` another copy had its engine, or
+        shared it with the pieces of a staged one.
     wake_s : float or None
         From its end until the loop saw it.
     lines : tuple of str
@@ -152,6 +153,8 @@ def _engine_wait(index: Index, op: TracedOp) -> Wait | None:
     if other is None or op.start_s is None or other.end_s is None:
         return None
     form = f"waited {{length}} of this for the {op.engine} engine, which {{op}} had"
+    if op.is_staged:  # piece by piece, in turns
+        form = f"shared the {op.engine} engine with {{op}} for {{length}} of this"
     sentence = Sentence(form, other.end_s - op.start_s, other)
     return Wait(WaitKind.ENGINE, op.start_s, other.end_s, None, other, None, sentence)
 
@@ -163,7 +166,8 @@ def _ran(op: TracedOp, engine_wait: Wait | None) -> Iterator[str | Sentence]:
     if op.engine is not None:
         line += f" on {op.engine}"
     alone_s = op.duration_s - (0.0 if engine_wait is None else engine_wait.length_s)
-    if op.engine in ("h2d", "d2h") and op.nbytes and alone_s > EPS_S:
+    is_shared = op.is_staged and engine_wait is not None
+    if op.engine in ("h2d", "d2h") and op.nbytes and alone_s > EPS_S and not is_shared:
         line += f" ({op.nbytes / alone_s * 1e-9:.3g} GB/s)"
     if op.is_staged:
         line += ", through pinned memory: the array on the host was pageable"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from streamflow.runtime.units import spell_bytes, spell_seconds
-from streamflow.trace.index import EPS_S, Index, engine_of
+from streamflow.trace.index import EPS_S, Engine, Index, engine_of
 from streamflow.trace.lanes import lane_of
 from streamflow.trace.model import EdgeReason, TracedOp
 from streamflow.trace.trace import Trace
@@ -32,6 +32,8 @@ NUM_ON_STREAM = 6
 
 NUM_STARVED = 3
 """Staged copies that wait for staging while their engine has nothing to do."""
+PART_STARVED = 0.25
+"""Of the time on the device: the first chunk of each has to be copied by a thread all the same."""
 
 SMALL_S = 10e-6
 """A launch costs the host a few microseconds: kernels shorter than this hardly hide it."""
@@ -46,7 +48,7 @@ PART_AWAITED = 0.7
 """Of all ops with work on an engine: below this, the program awaits once for several ops."""
 
 NUM_FOR_ROOM = 3
-"""Ops that wait for memory."""
+"""Ops that wait for room in the limit of a scope."""
 
 
 class HintKind(Enum):
@@ -93,15 +95,25 @@ class _Run:
         self.span_s = max(ends, default=0.0) - min(starts, default=0.0)
         self.waits = {op.id: waits_of(self.index, op) for op in self.index.ops.values()}
 
-    def is_worth(self, seconds: float) -> bool:
-        return seconds > EPS_S and seconds >= PART_OF_RUN * self.span_s
+    def is_worth(self, seconds: float, part: float = PART_OF_RUN) -> bool:
+        return seconds > EPS_S and seconds >= part * self.span_s
 
-    def idle_s(self, op: TracedOp, wait: Wait) -> float:
-        """How much of ``wait`` the engine of ``op`` had nothing to do."""
-        engine = engine_of(op)
-        if engine is None or wait.end_s is None:
-            return 0.0
-        return wait.length_s - self.index.busy_s(engine, wait.start_s, wait.end_s)
+    def idle_s(self, waits: Iterable[tuple[TracedOp, Wait]]) -> float:
+        """How long the engines of ops had nothing to do while these waited.
+
+        Time in which several ops waited for one engine counts once.
+        """
+        idle_s = 0.0
+        until_s: dict[Engine, float] = defaultdict(float)
+        for op, wait in sorted(waits, key=lambda each: each[1].start_s):
+            engine = engine_of(op)
+            if engine is None or wait.end_s is None:
+                continue
+            start_s = max(wait.start_s, until_s[engine])
+            if wait.end_s > start_s:
+                idle_s += wait.end_s - start_s - self.index.busy_s(engine, start_s, wait.end_s)
+                until_s[engine] = wait.end_s
+        return idle_s
 
 
 def hints(trace: Trace) -> tuple[Hint, ...]:
@@ -118,9 +130,10 @@ def _pageable(run: _Run) -> Iterable[Hint]:
             lines[op.kind, op.where].append(op)
     for (kind, where), ops in lines.items():
         if len(ops) >= NUM_PAGEABLE and run.is_worth(sum(op.duration_s or 0.0 for op in ops)):
+            way = "into" if kind == "get" else "from"
             yield Hint(
                 HintKind.PAGEABLE,
-                f"{len(ops)} times {kind} of {_most(ops)} from or to a pageable array at "
+                f"{len(ops)} times {kind} of {_most(ops)} {way} a pageable array at "
                 f"{where}: each byte is copied twice. Pin the array once with dev.pin(array), or "
                 "fill a lease of dev.pinned",
                 tuple(ops),
@@ -129,7 +142,7 @@ def _pageable(run: _Run) -> Iterable[Hint]:
 
 def _false_dependency(run: _Run) -> Iterable[Hint]:
     """An array that is overwritten as a whole while something still uses the old contents."""
-    found: dict[int, list[tuple[TracedOp, float]]] = defaultdict(list)
+    found: dict[int, list[tuple[TracedOp, Wait]]] = defaultdict(list)
     for op in run.ran:
         for wait in run.waits[op.id]:
             if (
@@ -137,9 +150,9 @@ def _false_dependency(run: _Run) -> Iterable[Hint]:
                 and wait.array is not None
                 and _overwrites(run, op, wait.array)
             ):
-                found[wait.array].append((op, run.idle_s(op, wait)))
+                found[wait.array].append((op, wait))
     for array, waits in found.items():
-        lost_s = sum(idle_s for _, idle_s in waits)
+        lost_s = run.idle_s(waits)
         if len(waits) >= NUM_REUSED and run.is_worth(lost_s):
             ops = [op for op, _ in waits]
             yield Hint(
@@ -167,14 +180,14 @@ def _overwrites(run: _Run, op: TracedOp, array: int) -> bool:
 
 def _one_stream(run: _Run) -> Iterable[Hint]:
     """A stream whose order makes work wait for other work that it has nothing to do with."""
-    found: dict[tuple[int, int, str], list[tuple[TracedOp, float]]] = defaultdict(list)
+    found: dict[tuple[int, int, str], list[tuple[TracedOp, Wait]]] = defaultdict(list)
     for op in run.ran:
         for wait in run.waits[op.id]:
             src = _by_order_only(run, op, wait)
             if src is not None and engine_of(src) != engine_of(op):
-                found[lane_of(op)].append((op, run.idle_s(op, wait)))
+                found[lane_of(op)].append((op, wait))
     for (_, _, stream), waits in found.items():
-        lost_s = sum(idle_s for _, idle_s in waits)
+        lost_s = run.idle_s(waits)
         if len(waits) >= NUM_ON_STREAM and run.is_worth(lost_s):
             ops = [op for op, _ in waits]
             yield Hint(
@@ -203,18 +216,18 @@ def _by_order_only(run: _Run, op: TracedOp, wait: Wait) -> TracedOp | None:
 
 def _staging(run: _Run) -> Iterable[Hint]:
     """Staged copies that wait for threads or chunks while their engine is idle."""
-    found: dict[str, list[tuple[TracedOp, float]]] = defaultdict(list)
+    found: dict[str, list[tuple[TracedOp, Wait]]] = defaultdict(list)
     for op in run.ran:
-        if not op.is_staged or op.engine is None:
-            continue
-        idle_s = sum(
-            run.idle_s(op, wait) for wait in run.waits[op.id] if wait.kind is WaitKind.STAGING
-        )
-        if idle_s > EPS_S:
-            found[op.engine].append((op, idle_s))
+        for wait in run.waits[op.id]:
+            if (
+                op.engine is not None
+                and wait.kind is WaitKind.STAGING
+                and run.idle_s([(op, wait)]) > EPS_S
+            ):
+                found[op.engine].append((op, wait))
     for engine, waits in found.items():
-        lost_s = sum(idle_s for _, idle_s in waits)
-        if len(waits) >= NUM_STARVED and run.is_worth(lost_s):
+        lost_s = run.idle_s(waits)
+        if len(waits) >= NUM_STARVED and run.is_worth(lost_s, PART_STARVED):
             ops = [op for op, _ in waits]
             yield Hint(
                 HintKind.STAGING,
@@ -282,7 +295,7 @@ def _memory(run: _Run) -> Iterable[Hint]:
         yield Hint(
             HintKind.MEMORY,
             f"{len(ops)} ops at {_lines(ops)} waited {spell_seconds(lost_s)} in all for {words}: "
-            "a larger limit, or results that are dropped earlier, let them start sooner",
+            "a larger limit lets them start sooner",
             tuple(ops),
         )
 

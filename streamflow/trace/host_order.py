@@ -33,11 +33,14 @@ class Call:
         How long after that, at least; without one, since the trace began.
     after_ends : list of (int, float)
         Places of ops, and how long after their ends the program has got here.
+    sees_all : bool
+        The program has looked at every stream, as ``dev.synchronize`` does.
     """
 
     after_call: int | None
     after_call_s: float
     after_ends: list[tuple[int, float]]
+    sees_all: bool = False
 
 
 def lag(op: TracedOp, since_s: float = float("-inf")) -> float:
@@ -75,7 +78,11 @@ def calls(ops: Sequence[TracedOp], known: Mapping[int, Call] | None = None) -> l
         ends.sort()
     found: list[Call] = []
     last: dict[tuple[int, str], int] = {}
+    seen_s = float("-inf")  # by then all ops so far had been seen to end
+    first = 0  # and those before this one also when another was called for
     for place, op in enumerate(ops):
+        sees_all = first < place and seen_s <= op.submitted_s
+        seen_s = max(seen_s, float("inf") if op.seen_s is None else op.seen_s)
         key = None if op.task is None else (op.process, op.task)
         if place in known:
             found.append(known[place])
@@ -84,7 +91,14 @@ def calls(ops: Sequence[TracedOp], known: Mapping[int, Call] | None = None) -> l
         if before is None and place:
             before = place - 1
         mine = None if key is None else each_tasks.get(key)
-        found.append(_call(ops, place, before, mine, everybodys))
+        found.append(call := _call(ops, place, before, mine, everybodys))
+        if sees_all and call.after_ends:
+            # On other lanes it may be one that nobody has waited for that ends last.
+            least_s = min(seconds for _, seconds in call.after_ends)
+            others = (each for each in range(first, place) if not ops[each].is_awaited)
+            call.after_ends.extend((each, least_s) for each in others)
+            call.sees_all = True
+            first = place
         if key is not None:
             last[key] = place
     return found
@@ -129,12 +143,16 @@ def _call(
     if not awaited:
         return Call(before, gap_s, [])
     newest_s = _seen(ops, awaited)
-    newest_lag_s = min(lag(ops[each]) for each in awaited if ops[each].seen_s == newest_s)
+    together = (each for each in awaited if (ops[each].seen_s or 0.0) >= newest_s - _SOON_S)
+    newest_lag_s = min(lag(ops[each]) for each in together)
     if not is_soon(newest_lag_s, gap_s):
         # It had ended long before anybody asked: the time was the program's own.
         return Call(before, gap_s, [])
     own_s = op.submitted_s - newest_s
-    return Call(before, 0.0, [(each, lag(ops[each]) + own_s) for each in awaited])
+    # Of those that had ended before, the end was looked at late: that is no wake-up.
+    return Call(
+        before, 0.0, [(each, min(lag(ops[each]), newest_lag_s) + own_s) for each in awaited]
+    )
 
 
 def _seen(ops: Sequence[TracedOp], places: list[int]) -> float:

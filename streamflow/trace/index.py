@@ -9,7 +9,7 @@ from itertools import accumulate
 from streamflow.trace.model import TracedArray, TracedEdge, TracedOp
 from streamflow.trace.trace import Trace
 
-__all__ = ["EPS_S", "SERIAL", "Index", "engine_of"]
+__all__ = ["EPS_S", "SERIAL", "Engine", "Index", "engine_of"]
 
 EPS_S = 1e-9
 """Times closer than this are the same: the two clocks of a trace round differently."""
@@ -48,9 +48,11 @@ class Index:
         self._runs: dict[Engine, _Runs] = {}
         self._ends = {engine: [*map(_end, ops)] for engine, ops in self._on_engine.items()}
         self._seen: dict[int, list[tuple[_SeenKey, TracedOp]]] = {}
-        for op in contents.ops:
-            if op.seen_s is not None and op.duration_s is not None:
-                self._seen.setdefault(op.process, []).append((_seen_key(op), op))
+        ended = [op for op in contents.ops if op.seen_s is not None and op.duration_s is not None]
+        # Nothing goes on because of an end that nobody waited for; older traces don't tell.
+        awaited = [op for op in ended if op.is_awaited]
+        for op in awaited or ended:
+            self._seen.setdefault(op.process, []).append((_seen_key(op), op))
         for seen in self._seen.values():
             seen.sort(key=_first)
 

@@ -36,7 +36,6 @@ _ENGINES = {
     "call": "compute",
     "graph": "compute",
     "fill": "compute",
-    "copy": "compute",
 }
 
 _PROCESS_KEY = f"{os.getpid()}-{uuid4().hex[:12]}"
@@ -212,9 +211,13 @@ def _op(note: Note, began_s: float, lines: dict[object, str]) -> TracedOp:
 
 
 def _engine_of(note: Note) -> str | None:
-    if note.kind == "copy" and bool(note.reads) != bool(note.writes):
-        return "d2h" if note.reads else "h2d"  # a part of one between devices, by the host
-    return _ENGINES.get(note.kind)
+    """The part of the device that the op occupies."""
+    if note.kind != "copy":
+        return _ENGINES.get(note.kind)
+    # One by the host is several ops, which touch one end each; the one that only waits, none.
+    if note.reads:
+        return "compute" if note.writes else "d2h"
+    return "h2d" if note.writes else None
 
 
 def _since(time_s: float | None, began_s: float) -> float | None:

@@ -130,6 +130,7 @@ class _Rerun:
     ) -> None:
         self._ops = ops
         self._machine = machine
+        self._calls = calls
         self._measured_s = [measured[op.id] for op in ops]
         self._seconds = [durations[op.id] for op in ops]
         self.times = [Times() for _ in ops]
@@ -234,6 +235,9 @@ class _Rerun:
         outer, self._at = self._at, happening
         if what == CALLED:
             times.called_s = now_s
+            if self._calls[place].sees_all:
+                for line in self._lines.values():
+                    self._retire(line)
         elif what == GONE:
             self._go(place)
         elif what == ISSUED:

@@ -159,9 +159,10 @@ def _cover(
     held = [each for each in causes if at_s + EPS_S < each.until_s <= until_s + EPS_S]
     if held:
         last_s = max(each.until_s for each in held) - EPS_S
-        # Data say more than the order of a stream, and that more than the engine does.
+        # Data say more than the order of a stream, and that more than the engine does; and of
+        # several that were seen to end at once, it is the last to end.
         latest = (each for each in held if each.until_s >= last_s)
-        cause = min(latest, key=lambda each: each.reason in _SAY_LITTLE)
+        cause = min(latest, key=lambda each: (each.reason in _SAY_LITTLE, -_src_end(each)))
         stop_s = min(cause.until_s, until_s)
         if until_s - stop_s <= EPS_S:
             stop_s = until_s
@@ -171,6 +172,10 @@ def _cover(
         yield at_s, until_s, rest
         at_s = until_s
     return at_s
+
+
+def _src_end(cause: _Cause) -> float:
+    return (cause.src.end_s if cause.src is not None else None) or 0.0
 
 
 def _host_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
@@ -187,9 +192,8 @@ def _host_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
                 is_seen = is_seen or src.seen_s <= op.begun_s + EPS_S
             told_s = src.seen_s if is_seen else src.issued_s
             if told_s is not None:
-                form = f"{{op}}{_because(edge)}"
-                if not is_seen:
-                    form += ", which was parked itself"
+                until = "" if is_seen else " to be submitted"
+                form = f"{{op}}{until}{_because(edge)}"
                 yield _Cause(told_s, WaitKind.PARKED, form, src, edge.reason, edge.array)
 
 
@@ -212,7 +216,7 @@ def _device_causes(index: Index, op: TracedOp) -> Iterator[_Cause]:
         kind = WaitKind.STREAM if is_same else WaitKind.EDGE
         yield _Cause(src.end_s, kind, f"{{op}}{_because(edge)}", src, edge.reason, edge.array)
     assert op.start_s is not None
-    if op.engine in SERIAL:
+    if op.engine in SERIAL and not op.is_staged:  # which begins with its first staged chunk
         for other in index.ended_on_engine(op, op.start_s):
             assert other.end_s is not None
             form = f"the {op.engine} engine, which {{op}} had"

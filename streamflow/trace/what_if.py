@@ -26,6 +26,8 @@ from streamflow.trace.trace import Trace
 __all__ = ["WhatIf", "what_if"]
 
 _HOST_WORKERS = 4
+_PART_OFF = 0.05
+"""A replay that is further off without any change isn't to be trusted with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,9 @@ class WhatIf:
         The same of the trace that was asked.
     speedup : float
         ``before_s`` over ``span_s``: above 1 it would be faster.
+    replayed_s : float
+        The same of a replay with nothing changed. Where that is far from ``before_s``, the trace
+        doesn't tell all that the program waited for, and ``span_s`` may be as far off.
     changes : str
         What was asked, in words.
     """
@@ -49,6 +54,7 @@ class WhatIf:
     trace: Trace
     span_s: float
     before_s: float
+    replayed_s: float
     changes: str
 
     @property
@@ -57,10 +63,16 @@ class WhatIf:
         return self.before_s / self.span_s if self.span_s else 1.0
 
     def __str__(self) -> str:
-        return (
+        line = (
             f"with {self.changes}: {spell_seconds(self.span_s)} instead of "
             f"{spell_seconds(self.before_s)} ({self.speedup:.2f} times as fast)"
         )
+        if abs(self.replayed_s - self.before_s) > _PART_OFF * self.before_s:
+            line += (
+                f"; don't trust it far: with nothing changed it would be "
+                f"{spell_seconds(self.replayed_s)}, so the trace doesn't tell all"
+            )
+        return line
 
 
 def what_if(
@@ -113,11 +125,15 @@ def what_if(
         machine,
     )
     told = [f"{name}={each:g}" for name, each in (counts | rates).items() if each is not None]
+    if any(op.is_staged and rates.get(f"{op.engine}_rate") is not None for op in ops):
+        told.append("also where pageable copies go only as fast as the host stages them")
     predicted = _predicted(trace, ops, edges, times, compute_lanes)
+    span_s = _span_s(predicted.ops)
     return WhatIf(
         trace=predicted,
-        span_s=_span_s(predicted.ops),
+        span_s=span_s,
         before_s=_span_s(ops),
+        replayed_s=what_if(trace).span_s if told else span_s,
         changes=", ".join(told) or "nothing changed",
     )
 

@@ -251,6 +251,25 @@ def test_traces_of_two_devices_merge_with_the_edges_between_them(run):
     run(main)
 
 
+def test_a_copy_occupies_the_engine_of_its_direction(run):
+    async def main():
+        async with virtual(devices=2) as dev, virtual(1, devices=2) as other:
+            x, y, there = (each.zeros(1024, np.float32) for each in (dev, dev, other))
+            host = np.ones(1024, np.float32)
+            with dev.trace() as trace, other.trace() as others:
+                ops = dev.copy(y, x), dev.copy(x, host), dev.copy(host, x)
+                await sf.gather(*ops, dev.copy(there, y))  # by the host: neither sees the other
+            engines = [trace.op(op).engine for op in ops]
+            assert engines == ["compute", "h2d", "d2h"]
+            by_host = {op.name: op.engine for op in (*trace.ops, *others.ops) if op.kind == "copy"}
+            assert {"d2h", "h2d", None, "compute"} == {*by_host.values()}
+            for name, engine in by_host.items():
+                assert not name.endswith("to the host") or engine == "d2h"
+                assert not name.endswith("from the host") or engine == "h2d"
+
+    run(main)
+
+
 def test_a_trace_holds_nothing_of_the_program(run):
     """C23: neither arrays nor results live on because a trace was taken of them."""
     import gc

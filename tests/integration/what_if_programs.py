@@ -58,6 +58,25 @@ async def fork_join(dev: sf.Device) -> None:
         await sf.gather(*map(dev.get, arrays))
 
 
+async def rounds(dev: sf.Device) -> None:
+    """Each round ends when all lanes are idle, whichever is the last."""
+    arrays = [dev.empty(1000, np.float32) for _ in range(7)]
+    for _ in range(5):
+        for n, x in enumerate(arrays):
+            dev.launch(WORK, x, (1 + n) * 5e-5)
+        await dev.synchronize()
+
+
+async def some_on_streams(dev: sf.Device) -> None:
+    """Lanes that are through long before the streams are looked at when these are."""
+    named = [dev.stream(str(number)) for number in range(3)]
+    arrays = [dev.zeros(1000, np.float32) for _ in range(9)]
+    for _ in range(4):
+        for n, x in enumerate(arrays):
+            dev.launch(WORK, x, (1 + n % 4) * 1e-4, stream=named[n % 3] if n < 4 else None)
+    await dev.synchronize()
+
+
 def pipeline(depth: int, nbytes: int = MIB) -> Program:
     async def program(dev: sf.Device) -> None:
         items = [ones(nbytes)] * 12

@@ -83,6 +83,23 @@ def test_what_was_seen_at_the_same_time_as_a_later_call_is_no_reason() -> None:
     assert ids(trace) == [1, 2, 3]
 
 
+def test_a_stream_that_was_free_is_no_reason_for_a_late_call() -> None:
+    trace = Trace.of(
+        [op(1, "h2d", 0.0, 1.0), op(2, "h2d", 3.0, 4.0, submitted_s=2.5)],
+        [edge(1, 2, "stream-order")],
+    )
+    _, step = trace.critical_path().steps
+    assert step.reason is None
+    assert step.why.startswith("called for once that was seen; 1.50 s until the call")
+
+
+def test_the_program_goes_on_with_an_end_that_somebody_waited_for() -> None:
+    awaited = op(1, "d2h", 0.0, 1.0, is_awaited=True)
+    other = op(2, "h2d", 0.0, 1.5)
+    trace = Trace.of([awaited, other, op(3, "compute0", 2.0, 3.0, submitted_s=2.0)])
+    assert ids(trace) == [1, 3]
+
+
 def test_what_was_called_for_later_can_not_have_been_awaited() -> None:
     trace = Trace.of(
         [

@@ -50,6 +50,28 @@ def test_the_order_of_a_lane_does_not_park_a_staged_copy() -> None:
     assert [wait.kind.value for wait in trace.explain(2).waits] == ["need", "staging"]
 
 
+def test_of_two_that_were_seen_at_once_the_last_to_end_is_told() -> None:
+    # It had to be seen that nothing uses the array any more: the copy before had ended long ago.
+    trace = Trace.of(
+        [
+            op(1, "h2d", 0.0, 1.0, seen_s=3.0),
+            op(2, "compute0", 1.0, 3.0, seen_s=3.0),
+            op(3, "h2d", 3.0, 4.0, is_staged=True, begun_s=3.0, issued_s=3.5),
+        ],
+        [edge(1, 3, "write-after-write"), edge(2, 3, "write-after-read")],
+    )
+    assert [(wait.src and wait.src.id, wait.length_s) for wait in trace.explain(3).waits] == [
+        (2, 3.0)
+    ]
+
+
+def test_staged_copies_that_take_turns_share_the_engine() -> None:
+    ops = [op(n, "d2h", 0.0, 1.0 + n, is_staged=True, begun_s=0.0, nbytes=10**9) for n in range(2)]
+    lines = str(Trace.of(ops).explain(1))
+    assert "shared the d2h engine with op0 on d2h for 1.00 s of this" in lines
+    assert "GB/s" not in lines  # what it would have been alone is not known
+
+
 def test_a_finished_op_without_times_says_so() -> None:
     told = Trace.of([op(1, "h2d", None, None, state="done", seen_s=2.0)]).explain("op1")
     assert str(told).endswith("its times are not known")

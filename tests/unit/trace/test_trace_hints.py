@@ -38,6 +38,14 @@ def test_staging_that_hardly_waits_is_not(num: int, wait_s: float) -> None:
     assert kinds(starved(num, wait_s)) == []
 
 
+def test_an_engine_that_keeps_several_waiting_is_idle_once() -> None:
+    at_once: dict[str, Any] = {"is_staged": True, "begun_s": 0.0, "issued_s": 9.0}
+    ops = [op(n, "h2d", 3.0 + n, 4.0 + n, where="prog.py:1", **at_once) for n in range(3)]
+    (hint,) = Trace.of([op(9, "compute0", 0.0, 1.0), *ops]).hints()
+    assert hint.kind is rules.HintKind.STAGING
+    assert "3 copies of pageable arrays at prog.py:1 waited 3.00 s for staging" in hint.text
+
+
 def pageable(num: int, nbytes: int, **facts: Any) -> Trace:
     more = {"is_staged": True, "begun_s": 0.0, "where": "prog.py:3", "nbytes": nbytes, **facts}
     return Trace.of([op(i, "h2d", float(i), i + 1.0, **more) for i in range(num)])
