@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import app, assert_mistake, invoke, run_process
+from commands import PROGRAM, app, assert_mistake, invoke, run_process
 
 import streamflow as sf
 
 typer = pytest.importorskip("typer", reason="the extra 'cli' is not installed")
-
-PROGRAM = "import sys; sys.argv[0] = 'streamflow'; from streamflow.cli import main; main()"
 
 
 def commands(command: object, *words: str) -> Iterator[tuple[str, object]]:
