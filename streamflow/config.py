@@ -254,12 +254,12 @@ def _as_rates(text: str) -> dict[str, float]:
     return {name.strip(): float(value) for name, value in pairs}
 
 
-_CONVERTERS: dict[str, Callable[[str], object]] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": _as_bool,
-    "Mapping[str, float]": _as_rates,
+_CONVERTERS: dict[str, tuple[Callable[[str], object], str]] = {
+    "int": (int, "int"),
+    "float": (float, "float"),
+    "str": (str, "str"),
+    "bool": (_as_bool, "bool"),
+    "Mapping[str, float]": (_as_rates, "list such as h2d_rate=1e6,kernel_s=5e-6"),
 }
 
 
@@ -270,15 +270,13 @@ def _read(
     values: dict[str, object] = {}
     for item in fields(cls):
         variable = prefix + item.name.upper()
-        convert = _CONVERTERS.get(str(item.type))
-        if convert is None or variable not in environ:
+        if str(item.type) not in _CONVERTERS or variable not in environ:
             continue
+        convert, what = _CONVERTERS[str(item.type)]
         try:
             values[item.name] = convert(environ[variable])
         except ValueError:
-            raise ValueError(
-                f"{variable}={environ[variable]!r} is not a valid {item.type}"
-            ) from None
+            raise ValueError(f"{variable}={environ[variable]!r} is not a valid {what}") from None
         try:  # each with those before it: some go together with others only
             cls(**values)  # type: ignore[arg-type]
         except ValueError as error:

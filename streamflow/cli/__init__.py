@@ -2,6 +2,7 @@
 
 Exit codes, of all of them: 0 all went well; 1 the work failed, or its result is wrong; 2 a
 mistake in the command line or around it: an option, a variable, a file that can't be used.
+An interrupt (Ctrl-C) ends any of them with 130.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ except ModuleNotFoundError as missing:
         "pip install 'streamflow-cuda[cli]'"
     ) from None
 
+import errno
+import os
 import sys
 from typing import Annotated
 
@@ -73,7 +76,16 @@ app.add_typer(_trace, name="trace")
 
 def main() -> None:
     """Run the command line."""
+    if sys.stdout is None:  # closed by who started us
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for as long as the process lives)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a name that the terminal can't show is no failure
             stream.reconfigure(errors="backslashreplace")
-    app()
+    try:
+        app()
+    except OSError as error:  # not from a file that a command was told of: that one it names
+        if error.errno != errno.ENOSPC:
+            raise
+        typer.echo(f"streamflow: the output could not be written: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left would fail again at exit
+        sys.exit(2)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 TOLERANCE = 1  # of 255: a device may round the last bit its own way
-GRAPHS = ("graph.dot", "graph.mmd")  # of the first tiles
+GRAPHS = ("graph.dot", "graph.mmd", "graph.html")  # of the first tiles
 TRACES = ("trace.json", "trace.html")  # of the whole run
 
 
@@ -65,9 +65,9 @@ def demo(
     """Stream a picture through the device in tiles.
 
     Every tile is copied in, blurred, has its edges drawn in ink, and is copied out, with the
-    copies under the kernels. Writes picture.png, the graph of the first tiles as graph.dot and
-    graph.mmd, and the whole run as trace.html, a page for the browser, and trace.json, for the
-    trace commands. Fails if the picture is not what NumPy makes of it.
+    copies under the kernels. Writes picture.png, the graph of the first tiles as graph.dot,
+    graph.mmd and graph.html, and the whole run as trace.html, pages for the browser both, and
+    trace.json, for the trace commands. Fails if the picture is not what NumPy makes of it.
     """
     try:
         from streamflow import demo as work

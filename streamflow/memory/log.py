@@ -199,7 +199,7 @@ def _records(file: Any, path: str) -> Iterator[LogRecord]:
     rows = csv.reader(file)
     header = [name.strip() for name in next(rows, [])]
     if sorted(header) != sorted(_COLUMNS):
-        found = ",".join(header) or "an empty line"
+        found = ",".join(header)[:80] or "an empty line"  # it may be any file at all
         raise ValueError(f"{path}:1: a log begins with {','.join(_COLUMNS)}; found {found}")
     for row in rows:
         if not row:  # an empty line

@@ -45,16 +45,13 @@ def measure(backend: Backend, sizes: Sizes, say: Say = lambda line: None) -> Mea
     say : callable
         Told each measurement as it is done.
     """
-    bench = Bench(backend, sizes)
     found: Measurements = {}
-    try:
+    with Bench(backend, sizes) as bench:
         bench.warm_up()
         for measured in (_copies, _device_work, _kernels, measure_host):
             for name, times in measured(bench):
                 found.setdefault(name, []).append(times.as_dict())
                 say(_line(name, times))
-    finally:
-        bench.close()
     return found
 
 
@@ -236,8 +233,7 @@ def measure_peers(opened: Backend, settings: Settings, sizes: Sizes, say: Say) -
         return {}
     found: Measurements = {}
     try:
-        there, here = Bench(other, sizes), Bench(opened, sizes)
-        try:
+        with Bench(other, sizes) as there, Bench(opened, sizes) as here:
             stream = here.streams[0]
             for nbytes in sizes.device_nbytes:
                 with here.device_memory(nbytes) as (a,), there.device_memory(nbytes) as (b,):
@@ -247,9 +243,6 @@ def measure_peers(opened: Backend, settings: Settings, sizes: Sizes, say: Say) -
                     times = here.device_times(1, copy, nbytes=nbytes)
                 found.setdefault("peer", []).append(times.as_dict())
                 say(_line("peer", times))
-        finally:
-            here.close()
-            there.close()
     finally:
         other.close()
     return found

@@ -134,6 +134,8 @@ class _Kernels(dict[KernelSpec, Any]):
 class Bench:
     """One open device with four streams, and what measurements on it stand on.
 
+    Usable in ``with``, which gives everything back.
+
     Parameters
     ----------
     backend : Backend
@@ -153,6 +155,17 @@ class Bench:
         self.event = backend.create_event()
         self._pinned: list[int] = []
         self._allocated: list[int] = []
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            self.close()
+        except Exception as also:  # an interrupt may have left a call half done
+            if error is None:
+                raise
+            error.add_note(f"giving back what was measured with failed too: {also}")
 
     def close(self) -> None:
         """Give everything back."""

@@ -138,11 +138,8 @@ def _plain_blocking(
 ) -> tuple[list[tuple[float, float]], tuple[float, float] | None]:
     backend = open_backend(name, 0, settings, "quick")
     try:
-        bench = Bench(backend, sizes)
-        try:
+        with Bench(backend, sizes) as bench:
             return _plain_copies(bench), _plain_calls(bench) if has_compiler else None
-        finally:
-            bench.close()
     except Exception as error:  # the driver's own
         raise backend.translate(error, "measuring plain copies and launches") from error
     finally:

@@ -287,7 +287,7 @@ def _igraph() -> ModuleType:
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
             "the page's graph is laid out by igraph, which is not installed: "
-            "pip install streamflow-cuda[viz]",
+            "pip install 'streamflow-cuda[viz]'",
             name="igraph",
         ) from None
     found: ModuleType = igraph

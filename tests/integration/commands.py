@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from streamflow.cli import app
 
-_PROGRAM = "import sys; sys.argv[0] = 'streamflow'; from streamflow.cli import main; main()"
+PROGRAM = "import sys; sys.argv[0] = 'streamflow'; from streamflow.cli import main; main()"
 
 
 def invoke(*args: object, env: Mapping[str, str | None] | None = None) -> Result:
@@ -29,7 +29,7 @@ def run_process(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own, whose output goes into pipes."""
     return subprocess.run(
-        [sys.executable, "-c", _PROGRAM, *map(str, args)],
+        [sys.executable, "-c", PROGRAM, *map(str, args)],
         cwd=cwd,
         env={**os.environ, **(env or {})},
         capture_output=True,

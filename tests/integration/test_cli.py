@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import app, assert_mistake, invoke, run_process
+from commands import PROGRAM, app, assert_mistake, invoke, run_process
 
 import streamflow as sf
 
 typer = pytest.importorskip("typer", reason="the extra 'cli' is not installed")
-
-PROGRAM = "import sys; sys.argv[0] = 'streamflow'; from streamflow.cli import main; main()"
 
 
 def commands(command: object, *words: str) -> Iterator[tuple[str, object]]:
@@ -125,3 +123,42 @@ def test_a_narrow_terminal_folds_and_loses_nothing(tmp_path: Path) -> None:
     facts = text.split("edges")[0]
     assert all(len(line) <= 40 for line in facts.splitlines())
     assert str(path) in re.sub(r"\s+", "", facts).replace("file", "", 1)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+def test_an_output_that_is_full_is_a_mistake() -> None:
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM, "info", "--json"],
+            env={**os.environ, "STREAMFLOW_BACKEND": "sim"},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
+    assert "could not be written" in ended.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell of POSIX")
+def test_an_output_that_is_closed_is_no_failure() -> None:
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$0" "$@" >&-', sys.executable, "-c", PROGRAM, "info"],
+        env={**os.environ, "STREAMFLOW_BACKEND": "sim"},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_an_interrupt_in_the_middle_of_a_copy_ends_with_130(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(memory: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("streamflow.backends.sim.device.checksum", interrupt)
+    ended = invoke("bench", "--largest", "16", env={"STREAMFLOW_BACKEND": "sim"})
+    assert (ended.exit_code, ended.output) == (130, "")

@@ -25,6 +25,8 @@ import streamflow as sf  # noqa: E402
 from streamflow import demo  # noqa: E402
 from streamflow.cli import app  # noqa: E402
 
+FILES = ("picture.png", "graph.dot", "graph.mmd", "graph.html", "trace.json", "trace.html")
+
 SHAPE = (75, 130, 3)  # no multiple of a tile's side
 
 
@@ -110,7 +112,7 @@ def test_tiles_come_in_order_and_no_more_than_depth_at_once(
     assert max(num_unfinished) == 3
 
 
-def test_the_graph_is_written_in_both_formats(picture_file: Path, tmp_path: Path) -> None:
+def test_the_graph_is_written_in_each_format(picture_file: Path, tmp_path: Path) -> None:
     assert run_demo("--input", picture_file, "--output", tmp_path, "--tile", 16).exit_code == 0
     dot = (tmp_path / "graph.dot").read_text(encoding="utf-8")
     mermaid = (tmp_path / "graph.mmd").read_text(encoding="utf-8")
@@ -121,6 +123,9 @@ def test_the_graph_is_written_in_both_formats(picture_file: Path, tmp_path: Path
             nodes = re.findall(rf'(?:\blabel=|\[)"{name}\b', text)
             assert len(nodes) == demo.NUM_GRAPH_TILES
         assert "read-after-write" in text
+    page = (tmp_path / "graph.html").read_text(encoding="utf-8")
+    assert page.lower().startswith("<!doctype html>")
+    assert len(page) < len((tmp_path / "trace.html").read_text(encoding="utf-8"))
 
 
 def test_the_whole_run_is_written_for_the_trace_commands(
@@ -147,7 +152,7 @@ def test_the_summary_names_device_work_and_files(picture_file: Path, tmp_path: P
     assert "not a GPU's times" in summary["device time"]
     for engine in ("compute", "d2h", "h2d"):
         assert re.search(rf"^ +{engine} ", result.stdout, re.MULTILINE)
-    for name in ("picture.png", "graph.dot", "graph.mmd", "trace.json", "trace.html"):
+    for name in FILES:
         assert str(tmp_path / name) in result.stdout
 
 
