@@ -98,5 +98,5 @@ def test_without_igraph_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.delitem(sys.modules, "igraph", raising=False)
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install streamflow-cuda\[viz\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'streamflow-cuda\[viz\]'"):
         place(1, [])
