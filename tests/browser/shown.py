@@ -30,6 +30,36 @@ class Shown:
     def choose(self, view: str) -> None:
         self.page.select_option("#view", view)
 
+    def point_at_lane_title(self, op_id: int) -> None:
+        box = self.page.locator("#lanes-canvas").bounding_box()
+        y = self.page.evaluate("id => streamflow.whereOnTimeline(id)", op_id)["y"]
+        self.page.mouse.move(box["x"] + 20, y)
+
+    def written(self) -> set[str]:
+        """Every text on the canvases, as it was drawn."""
+        return set(
+            self.page.evaluate(
+                """async () => {
+                    const found = new Set();
+                    const pen = CanvasRenderingContext2D.prototype;
+                    const { fillText } = pen;
+                    pen.fillText = function (words, ...place) {
+                        found.add(words);
+                        return fillText.call(this, words, ...place);
+                    };
+                    for (const change of ["graph in", "graph out", "timeline in", "timeline out"]) {
+                        document.querySelector(`[data-zoom="${change}"]`).click();
+                    }
+                    await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+                    pen.fillText = fillText;
+                    return [...found];
+                }"""
+            )
+        )
+
+    def focused(self) -> str:
+        return self.page.evaluate("document.activeElement.id")
+
     def panel(self) -> str:
         return self.page.inner_text("#panel")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -300,6 +301,87 @@ def test_all_of_it_can_be_reached_by_keyboard(show: Show, trace: sf.Trace) -> No
     assert nearer[1] - nearer[0] < high - low
     shown.press("ArrowRight")
     assert shown.state()["range"][0] > nearer[0]
+
+
+def test_keys_act_wherever_the_focus_is_but_in_fields(show: Show, trace: sf.Trace) -> None:
+    shown = show(trace)
+    shown.press("]", "]")  # nothing has the focus yet
+    assert shown.state()["selected"] == trace.ops[1].id
+    op_id = named(trace, "get", 3)
+    shown.click_in_graph(op_id)
+    shown.page.click("#panel .why button")
+    assert shown.focused() == "panel"  # the button is gone
+    before = shown.state()["selected"]
+    shown.press("p")
+    assert shown.state()["selected"] in ancestors(trace, before)
+    shown.press("Escape")
+    assert shown.state()["selected"] is None
+    shown.page.focus("#query")
+    shown.page.keyboard.type("p]-")
+    assert shown.state()["selected"] is None
+    assert shown.page.input_value("#query") == "p]-"
+
+
+def test_the_way_back_out_of_a_group_keeps_the_focus(show: Show, trace: sf.Trace) -> None:
+    shown = show(trace)
+    shown.choose("name")
+    shown.click_in_graph(named(trace, "launch"))
+    shown.page.focus("#trail button")
+    shown.press("Enter")
+    assert shown.state()["depth"] == 0
+    assert shown.focused() == "graph-canvas"
+
+
+def test_canvases_say_reasons_causes_and_memory(show: Show, trace: sf.Trace) -> None:
+    shown = show(trace)
+    assert "read-after-write" not in shown.written()
+    shown.page.fill("#query", trace.op(named(trace, "get", 3)).name)
+    shown.press("Enter")  # so near that there is room
+    written = shown.written()
+    assert "read-after-write" in written
+    assert {"critical path", "h2d", "d2h", "memory"} <= written
+    assert any(words.startswith("read-after-write: ") for words in written)
+    box = shown.page.locator("#memory-canvas").bounding_box()
+    shown.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 40)
+    assert re.fullmatch(r"in use \S+ \w+, pinned \S+ \w+", shown.page.inner_text("#tip"))
+
+
+def test_texts_can_be_read_in_light_and_dark(show: Show, trace: sf.Trace) -> None:
+    """WCAG AA: 4.5 to 1, also of what canvases write on papers and colours."""
+    shown = show(trace)
+    for scheme in ("light", "dark"):
+        shown.page.emulate_media(color_scheme=scheme)
+        ratios = shown.page.evaluate(CONTRASTS)
+        assert len(ratios) == 13
+        assert {pair: ratio for pair, ratio in ratios.items() if ratio < 4.5} == {}
+
+
+CONTRASTS = """() => {
+    const css = getComputedStyle(document.documentElement);
+    const light = (colour) => {
+        const [red, green, blue] = [1, 3, 5].map((at) => {
+            const part = parseInt(colour.slice(at, at + 2), 16) / 255;
+            return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+        });
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+    };
+    const ratio = (one, other) => {
+        const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+        return (high + 0.05) / (low + 0.05);
+    };
+    const found = {};
+    for (const ink of ["--ink", "--soft", "--lit"]) {
+        for (const paper of ["--paper", "--shade", "--gap"]) {
+            const pair = [ink, paper].map((each) => css.getPropertyValue(each).trim());
+            found[`${ink} on ${paper}`] = ratio(...pair);
+        }
+    }
+    const { colours } = JSON.parse(document.getElementById("data").textContent);
+    for (const name of ["h2d", "d2h", "compute", "other"]) {
+        found[name] = ratio("#000000", colours[name]);
+    }
+    return found;
+}"""
 
 
 def test_focus_is_visible_and_controls_have_names(show: Show, trace: sf.Trace) -> None:

@@ -104,7 +104,9 @@ function showOp(panel, op, counts, numAncestors) {
 }
 
 function whyNotEarlier(op) {
-  if (ops.start[op] < 0) return element("p", { className: "why", textContent: "It has no time on the device yet." });
+  if (ops.start[op] < 0) {
+    return element("p", { className: "why", textContent: `It is ${text(ops.state[op])}, and no time of it on the device is known.` });
+  }
   const cause = text(waits.cause[op]);
   const other = waits.op[op];
   const waited = spellTicks(Math.max(0, ops.start[op] - ops.submitted[op]));
@@ -116,7 +118,7 @@ function whyNotEarlier(op) {
   } else {
     const edge = incoming(op).find((each) => edges.src[each] === other && reasons[edges.reason[each]] === cause);
     const array = edge === undefined ? "" : describeArray(edges.array[edge]);
-    box.append(element("p", {}, `Waited ${waited} for `, name(nameOf(other)), ` on ${lanes[ops.lane[other]]}: ${cause}`,
+    box.append(element("p", {}, `Waited ${waited} for `, name(nameOf(other)), " on ", name(lanes[ops.lane[other]]), `: ${cause}`,
       array ? " on " : null, name(array)));
   }
   const button = element("button", { type: "button", textContent: "Go to what it waited for (P)" });
