@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -14,8 +15,10 @@ from streamflow.trace.explain import sentences_of
 from streamflow.trace.gaps import gap_in_words, idle_gaps
 from streamflow.trace.index import Index
 from streamflow.trace.lanes import lane_of
+from streamflow.trace.looks import COLOURS
 
 Show = Callable[[sf.Trace], Shown]
+FOCUS = "0072b2"  # page.css
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +140,9 @@ def test_the_panel_says_what_the_op_waited_for_and_why(show: Show, trace: sf.Tra
     )
     array = next(array for array in trace.arrays if array.id == edge.array)
     assert f"read-after-write on array #{array.id} (256 KiB) made at {array.where}" in panel
-    for word in (op.where, "pipeline", op.task, "called", "queued for", "ran for", "256 KiB"):
+    for word in ("pipeline", op.task, "called", "queued for", "ran for", "256 KiB"):
         assert str(word) in panel
+    assert shown.page.inner_text("#panel dt:text-is('line') + dd") == op.where
 
 
 def test_the_panel_says_of_every_op_what_explain_says(show: Show, trace: sf.Trace) -> None:
@@ -195,11 +199,14 @@ def test_dragging_moves_the_graph_and_selects_nothing(show: Show, trace: sf.Trac
     shown.page.mouse.move(
         **shown.page.evaluate("id => streamflow.whereInGraph(id)", trace.ops[0].id)
     )
+    begin = shown.in_canvas("graph-canvas", trace.ops[0].id)
     shown.page.mouse.down()
     shown.page.mouse.move(400, 300, steps=4)
     shown.page.mouse.up()
     after = shown.state()["graph"]
-    assert (after["x"], after["y"]) != (before["x"], before["y"])
+    end = shown.in_canvas("graph-canvas", trace.ops[0].id)
+    box = shown.page.locator("#graph-canvas").bounding_box()
+    assert begin != end == pytest.approx((400 - box["x"], 300 - box["y"]), abs=2)
     assert after["scale"] == before["scale"]
     assert shown.state()["selected"] is None
 
@@ -319,6 +326,164 @@ def test_all_of_it_can_be_reached_by_keyboard(show: Show, trace: sf.Trace) -> No
     assert nearer[1] - nearer[0] < high - low
     shown.press("ArrowRight")
     assert shown.state()["range"][0] > nearer[0]
+
+
+def test_keys_act_wherever_the_focus_is_but_in_fields(show: Show, trace: sf.Trace) -> None:
+    shown = show(trace)
+    shown.press("]", "]")  # nothing has the focus yet
+    assert shown.state()["selected"] == trace.ops[1].id
+    op_id = named(trace, "get", 3)
+    shown.click_in_graph(op_id)
+    shown.page.click("#panel .why button")
+    assert shown.focused() == "panel"  # the button is gone
+    before = shown.state()["selected"]
+    shown.press("p")
+    assert shown.state()["selected"] in ancestors(trace, before)
+    shown.press("Escape")
+    assert shown.state()["selected"] is None
+    shown.page.focus("#query")
+    shown.page.keyboard.type("p]-")
+    assert shown.state()["selected"] is None
+    assert shown.page.input_value("#query") == "p]-"
+
+
+def test_the_way_back_out_of_a_group_keeps_the_focus(show: Show, trace: sf.Trace) -> None:
+    shown = show(trace)
+    shown.choose("name")
+    shown.click_in_graph(named(trace, "launch"))
+    shown.page.focus("#trail button")
+    shown.press("Enter")
+    assert shown.state()["depth"] == 0
+    assert shown.focused() == "graph-canvas"
+
+
+def test_canvases_say_reasons_causes_and_memory(show: Show, trace: sf.Trace) -> None:
+    shown = show(trace)
+    assert "read-after-write" not in shown.written()
+    shown.page.fill("#query", trace.op(named(trace, "get", 3)).name)
+    shown.press("Enter")  # so near that there is room
+    written = shown.written()
+    assert "read-after-write" in written
+    assert {"critical path", "h2d", "d2h", "memory"} <= written
+    assert any(words.startswith("read-after-write: ") for words in written)
+    box = shown.page.locator("#memory-canvas").bounding_box()
+    shown.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 40)
+    assert re.fullmatch(r"in use \S+ \w+, pinned \S+ \w+", shown.page.inner_text("#tip"))
+
+
+def test_what_a_click_lights_is_seen(show: Show, trace: sf.Trace) -> None:
+    shown = show(trace)
+    op_id = named(trace, "get", 3)
+    others = {op.id for op in trace.ops} - ancestors(trace, op_id) - {op_id}
+    lit, dim = max(ancestors(trace, op_id)), max(others)
+
+    def colours(canvas: str, op_id: int) -> set[str]:
+        x, y = shown.in_canvas(canvas, op_id)
+        return shown.pixels(canvas, x - 8, y - 2, 17, 5)
+
+    assert "faint" not in colours("graph-canvas", dim)
+    shown.click_in_graph(op_id)
+    assert "faint" not in colours("graph-canvas", lit)
+    assert colours("graph-canvas", dim) == {"faint"}
+    x, y = shown.in_canvas("lanes-canvas", op_id)
+    assert FOCUS in shown.pixels("lanes-canvas", x - 40, y - 15, 80, 30)
+
+
+def test_pointing_at_an_op_draws_its_dependencies(show: Show, trace: sf.Trace) -> None:
+    shown = show(trace)
+    op_id = named(trace, "get", 3)
+    tied = max(ancestors(trace, op_id, without=EdgeReason.STREAM_ORDER))
+    x, end = shown.in_canvas("lanes-canvas", op_id)
+    _, begin = shown.in_canvas("lanes-canvas", tied)
+    top, bottom = sorted((begin, end))
+    between = ("lanes-canvas", x - 60, (top + bottom) / 2, 70)
+    before = shown.pixels(*between)
+    shown.point_on_timeline(op_id)
+    assert shown.pixels(*between) - before
+
+
+def test_the_critical_path_and_memory_are_seen(show: Show, trace: sf.Trace) -> None:
+    shown = show(trace)
+    op_id = named(trace, "launch", 7)
+    assert op_id in shown.state()["critical"]
+    x, _ = shown.in_canvas("lanes-canvas", op_id)
+    assert COLOURS["compute"][1:] in shown.pixels("lanes-canvas", x, 8, 1, 10)
+    assert FOCUS in shown.pixels("memory-canvas", 200, 24, 400, 48)  # its line has that colour
+
+
+def test_edges_of_stream_order_can_be_left_out(show: Show, trace: sf.Trace) -> None:
+    shown = show(trace)
+    shown.press("0")
+    picture = "document.getElementById('graph-canvas').toDataURL()"
+    before = shown.page.evaluate(picture)
+    shown.page.uncheck("#order")
+    shown.page.wait_for_function(f"before => {picture} !== before", arg=before)
+
+
+def test_the_latest_of_what_an_op_comes_after_is_listed_first(show: Show, trace: sf.Trace) -> None:
+    ends = {op.id: op.end_s or -1.0 for op in trace.ops}
+    before: dict[int, set[int]] = {}
+    for edge in trace.edges:
+        before.setdefault(edge.dst, set()).add(edge.src)
+    op_id = max(before, key=lambda dst: len({ends[src] for src in before[dst]}))
+    assert len({ends[src] for src in before[op_id]}) > 1
+    shown = show(trace)
+    shown.click_in_graph(op_id)
+    listed = shown.page.locator("#panel ul").first.locator("button")
+    first = trace.ops[int(listed.first.get_attribute("data-op"))]
+    assert ends[first.id] == max(ends[src] for src in before[op_id])
+
+
+def test_a_selected_op_is_scrolled_to_in_its_lane(show: Show, trace: sf.Trace) -> None:
+    shown = show(trace)
+    shown.page.set_viewport_size({"width": 1000, "height": 400})
+    shown.page.wait_for_function("document.documentElement.clientHeight === 400")
+    assert shown.page.evaluate("document.getElementById('lanes').scrollTop") == 0
+    lanes = shown.page.locator("#lanes").bounding_box()
+    for kind in ("get", "put"):  # of the lowest lane, and of the highest
+        shown.page.fill("#query", trace.op(named(trace, kind, 5)).name)
+        shown.press("Enter")
+        place = shown.page.evaluate("id => streamflow.whereOnTimeline(id)", named(trace, kind, 5))
+        assert lanes["y"] < place["y"] < lanes["y"] + lanes["height"]
+
+
+def test_texts_can_be_read_in_light_and_dark(show: Show, trace: sf.Trace) -> None:
+    """WCAG AA: 4.5 to 1, also of what canvases write on papers and colours."""
+    shown = show(trace)
+    for scheme, paper in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(22, 24, 29)")):
+        shown.page.emulate_media(color_scheme=scheme)
+        assert shown.page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+        ratios = shown.page.evaluate(CONTRASTS)
+        assert len(ratios) == 13
+        assert {pair: ratio for pair, ratio in ratios.items() if ratio < 4.5} == {}
+
+
+CONTRASTS = """() => {
+    const css = getComputedStyle(document.documentElement);
+    const light = (colour) => {
+        const [red, green, blue] = [1, 3, 5].map((at) => {
+            const part = parseInt(colour.slice(at, at + 2), 16) / 255;
+            return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+        });
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+    };
+    const ratio = (one, other) => {
+        const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+        return (high + 0.05) / (low + 0.05);
+    };
+    const found = {};
+    for (const ink of ["--ink", "--soft", "--lit"]) {
+        for (const paper of ["--paper", "--shade", "--gap"]) {
+            const pair = [ink, paper].map((each) => css.getPropertyValue(each).trim());
+            found[`${ink} on ${paper}`] = ratio(...pair);
+        }
+    }
+    const { colours } = JSON.parse(document.getElementById("data").textContent);
+    for (const name of ["h2d", "d2h", "compute", "other"]) {
+        found[name] = ratio("#000000", colours[name]);
+    }
+    return found;
+}"""
 
 
 def test_focus_is_visible_and_controls_have_names(show: Show, trace: sf.Trace) -> None:

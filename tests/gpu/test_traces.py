@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,19 +36,22 @@ async def traced(is_ordered: bool = False) -> tuple[sf.Trace, sf.Op[Any]]:
     async with sf.Device(0, backend="cuda") as dev:
         source = np.ones(NBYTES // 4, np.float32)
         async with dev.pin(source):
-            warm = dev.put(source)
-            dev.launch(busy, warm, 1, warm.size)
-            await dev.get(warm)
             stream = dev.stream("one") if is_ordered else None
-            with dev.trace() as trace:
+
+            async def work() -> sf.Op[Any]:
                 ops = []
                 for _ in range(NUM):
                     x = dev.put(source, stream=stream)
-                    launched = dev.launch(busy, x, 500, x.size, stream=stream)
+                    launched = dev.launch(busy, x, 2000, x.size, stream=stream)
                     ops.append(dev.get(x, stream=stream))
                     del x
                 await sf.gather(*ops)
                 await dev.synchronize()
+                return launched
+
+            await work()  # compiles, and pins memory for the results
+            with dev.trace() as trace:
+                launched = await work()
         return trace, launched
 
 
@@ -96,6 +100,6 @@ def test_timing_events_are_used_again() -> None:
             assert len(launches) == 2000
             spans = sorted((op.start_s, op.end_s) for op in launches)
             # One array: they ran one after the other, each at a time of its own.
-            assert all(first[1] <= second[0] + 2e-6 for first, second in zip(spans, spans[1:]))
+            assert all(first[1] <= second[0] + 2e-6 for first, second in pairwise(spans))
 
     asyncio.run(main())

@@ -9,7 +9,6 @@ const SCALE_MAX = 4;
 const SCALE_LABELLED = 0.28; // below it, blocks of colour
 const SCALE_READ = 0.8; // where text is comfortable
 const DIM = 0.22;
-const GUEST = 0.55; // beside the members of a group that is open
 
 class Graph {
   constructor(canvas, { onPick, onHover }) {
@@ -312,26 +311,31 @@ class Graph {
     for (let node = 0; node < view.size; node++) {
       if (left[node] > seen.right || left[node] + NODE_WIDTH < seen.left
         || top[node] > seen.bottom || top[node] + NODE_HEIGHT < seen.top) continue;
-      pen.globalAlpha = isLit && !isLit[node] ? DIM : view.isGuest?.[node] ? GUEST : 1;
+      pen.globalAlpha = isLit && !isLit[node] ? DIM : 1;
+      pen.setLineDash(view.isGuest?.[node] ? [6, 4] : []);
       if (isSmall) this.drawBlock(pen, node, look);
       else this.drawCard(pen, node, look);
     }
+    pen.setLineDash([]);
     pen.globalAlpha = 1;
   }
 
   drawBlock(pen, node, look) {
     const [left, top] = [this.left[node], this.top[node]];
-    pen.fillStyle = COLOURS[this.view.engines[node]];
-    pen.fillRect(left, top, NODE_WIDTH, NODE_HEIGHT);
+    const engine = this.view.engines[node];
+    const isGuest = this.view.isGuest?.[node]; // beside the members of a group that is open: hollow
+    pen.fillStyle = pen.strokeStyle = COLOURS[engine];
+    pen.lineWidth = 2 / this.scale;
+    if (isGuest) pen.strokeRect(left, top, NODE_WIDTH, NODE_HEIGHT);
+    else pen.fillRect(left, top, NODE_WIDTH, NODE_HEIGHT);
     const op = this.view.opOf(node);
     if (this.scale > SCALE_LABELLED) {
-      pen.fillStyle = "#000";
+      pen.fillStyle = isGuest ? look.ink : "#000";
       pen.textBaseline = "middle";
       pen.textAlign = "left";
-      const sign = op < 0 ? "" : `${signOf(op)} `;
-      const count = op < 0 ? ` \u00D7${this.view.opsOf(node).length}` : "";
-      let words = sign + this.view.label(node) + count;
-      if (count && pen.measureText(words).width > NODE_WIDTH - 10) words = this.view.label(node);
+      const label = `${op < 0 ? GLYPHS[ENGINES[engine]] : signOf(op)} ${this.view.label(node)}`;
+      let words = op < 0 ? `${label} \u00D7${this.view.opsOf(node).length}` : label;
+      if (op < 0 && pen.measureText(words).width > NODE_WIDTH - 10) words = label;
       pen.fillText(fitted(pen, words, NODE_WIDTH - 10), left + 5, top + NODE_HEIGHT / 2);
     }
     const isTall = this.scale * NODE_HEIGHT > 8; // a frame would hide a smaller one

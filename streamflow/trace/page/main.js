@@ -25,8 +25,8 @@ const graph = new Graph($("graph-canvas"), {
 
 const timeline = new Timeline($("lanes-canvas"), $("memory-canvas"), {
   onPick: ({ op, gap }) => select(op ?? (gap === undefined ? -1 : gaps.before[gap])),
-  onHover: ({ op, gap, time }, event) => tip(event,
-    op !== undefined ? aboutOp(op) : gap !== undefined ? aboutGap(gap) : time >= 0 ? memoryAt(time) : ""),
+  onHover: ({ op, gap, lane, time }, event) => tip(event,
+    op !== undefined ? aboutOp(op) : gap !== undefined ? aboutGap(gap) : time >= 0 ? memoryAt(time) : lane?.title ?? ""),
   onRange: (from, to) => ($("range").textContent = `${spellMoment(from)} to ${spellMoment(to)}`),
 });
 
@@ -72,7 +72,8 @@ function select(op, { moves = true } = {}) {
   if (moves && !graph.isVisible(graph.view.nodeOf(op))) graph.centre(graph.view.nodeOf(op));
   timeline.reveal(op);
   showOp($("panel"), op, counts, page.lit.size);
-  announce(`${nameOf(op)} on ${lanes[ops.lane[op]]}, ${plural(page.lit.size, "ancestor")}${ofOps.headline(op) && `, ${ofOps.headline(op)}`}`);
+  const told = ofOps.headline(op) || (ops.start[op] < 0 ? text(ops.state[op]) : "");
+  announce(`${nameOf(op)} on ${lanes[ops.lane[op]]}, ${plural(page.lit.size, "ancestor")}${told && `, ${told}`}`);
 }
 
 function pickNode(node) {
@@ -110,10 +111,11 @@ function showTrail() {
     const button = element("button", { type: "button", textContent: `\u2039 ${clipped(view.title, 28)}` });
     button.addEventListener("click", () => {
       while (page.trail.length > depth + 1) leave();
+      graph.canvas.focus(); // the button is gone
     });
     return button;
   }));
-  if (page.trail.length > 1) $("trail").append(name(clipped(page.trail.at(-1).title, 40)));
+  if (page.trail.length > 1) $("trail").append(name(page.trail.at(-1).title));
 }
 
 function choose(key) {
@@ -173,7 +175,6 @@ $("query").addEventListener("keydown", (event) => {
     goToMatch(-1);
   } else if (event.key === "Escape") {
     event.preventDefault();
-    event.stopPropagation();
     $("query").value = "";
     search("");
     $("graph-canvas").focus();
@@ -195,7 +196,9 @@ $("around").addEventListener("change", () => {
 });
 $("panel").addEventListener("click", (event) => {
   const op = event.target.closest("button[data-op]")?.dataset.op;
-  if (op !== undefined) select(Number(op));
+  if (op === undefined) return;
+  select(Number(op));
+  $("panel").focus(); // the button is gone
 });
 
 function zoom(part, way) {
@@ -228,25 +231,24 @@ const KEYS = {
     const found = part.nearestToMiddle();
     if (found >= 0) (part === graph ? pickNode : select)(found);
   },
-};
-for (const [canvas, part] of [[$("graph-canvas"), graph], [$("lanes-canvas"), timeline]]) {
-  canvas.addEventListener("keydown", (event) => {
-    const act = KEYS[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    act(part);
-  });
-}
-document.addEventListener("keydown", (event) => {
-  const isTyping = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "checkbox";
-  if (event.key === "/" && !isTyping) {
-    event.preventDefault();
+  "/": () => {
     $("query").focus();
     $("query").select();
-  } else if (event.key === "Escape" && !isTyping) {
+  },
+  Escape: () => {
     if (page.selected >= 0) select(-1);
     else if (page.trail.length > 1) leave();
-  }
+  },
+};
+document.addEventListener("keydown", (event) => {
+  const { key, target } = event;
+  const isTyping = /^(INPUT|SELECT)$/.test(target.tagName) && target.type !== "checkbox";
+  if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+  const isFree = key.length === 1 || key === "Escape"; // others scroll and press what has the focus
+  const act = isFree || target.tagName === "CANVAS" ? KEYS[key.length === 1 ? key.toLowerCase() : key] : null;
+  if (!act) return;
+  event.preventDefault();
+  act(target === timeline.canvas ? timeline : graph);
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   graph.redraw();

@@ -106,7 +106,10 @@ function showOp(panel, op, counts, numAncestors) {
 function whyNotEarlier(op) {
   const all = ofOps.all(op);
   const headline = ofOps.headline(op);
-  if (!all.length) return element("div", { className: "why" }, element("p", { textContent: "It waited for nothing." }));
+  if (!all.length) {
+    const told = ops.start[op] < 0 ? `It is ${text(ops.state[op])}, and no time of it on the device is known.` : "It waited for nothing.";
+    return element("div", { className: "why" }, element("p", { textContent: told }));
+  }
   const other = ofOps.opOf(op);
   const button = element("button", { type: "button", textContent: "Go to what it waited for (P)" });
   button.dataset.op = other;

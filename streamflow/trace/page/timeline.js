@@ -1,6 +1,6 @@
 // The timeline: a lane for each stream, what ran there, why nothing did, and memory below.
 
-const GUTTER = 118;
+const GUTTER = Math.round(Math.min(230, Math.max(118, 24 + widest([...lanes, ...memory.map(({ title }) => title)]))));
 const BAR = 20;
 const LANE_PAD = 5;
 const AXIS = 22;
@@ -123,12 +123,12 @@ class Timeline {
     };
   }
 
-  // { op } or { gap } or {}.
+  // { op } or { gap } or { lane } or {}.
   at(x, y) {
-    if (x < GUTTER) return {};
-    if (y < this.lanes[0]?.top) return { op: this.criticalAt(x) };
+    if (x >= GUTTER && y < this.lanes[0]?.top) return { op: this.criticalAt(x) };
     const lane = this.lanes.find((each) => y >= each.top && y < each.top + each.height);
     if (!lane) return {};
+    if (x < GUTTER) return { lane };
     const row = lane.rows[Math.floor((y - lane.top - LANE_PAD) / BAR)] ?? [];
     const near = (list, reach) => {
       let best;
@@ -398,6 +398,13 @@ class Timeline {
     draw(outgoing(op), false);
     draw(incoming(op), true);
   }
+}
+
+// How much room the titles of lanes and devices ask for.
+function widest(titles) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = "600 12px system-ui, sans-serif";
+  return titles.reduce((most, title) => Math.max(most, pen.measureText(clipped(title, 64)).width), 0);
 }
 
 // The first of a list of ops, in order of their times, that ends at `time` or later.

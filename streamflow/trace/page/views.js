@@ -2,6 +2,7 @@
 
 const MEMBERS_MAX = 300; // of a group that is opened: more are put together by time
 const PARTS_MAX = 48;
+const NEIGHBOURS_MAX = 600; // of an open group: an op may be tied to all others
 
 function readView(packed) {
   const { key, labels, scale, of_op: ofOp, ...rest } = packed;
@@ -40,7 +41,7 @@ function finished(view) {
     if (op < 0) return `${plural(view.opsOf(node).length, "op")} ${commonLane(view.opsOf(node))}`;
     const facts = [];
     if (ops.nbytes[op]) facts.push(spellBytes(ops.nbytes[op]));
-    if (ops.end[op] >= 0) facts.push(spellTicks(ops.end[op] - ops.start[op]));
+    facts.push(ops.end[op] < 0 ? text(ops.state[op]) : spellTicks(ops.end[op] - ops.start[op]));
     return facts.join(", ");
   };
   return view;
@@ -71,7 +72,9 @@ function commonLane(members) {
 // The members of a group, as a view of their own; `around`, with what they are tied to by data.
 function openGroup(inside, label, around) {
   const chunks = inside.length > MEMBERS_MAX;
-  const members = around && !chunks ? withNeighbours(inside) : inside;
+  const guests = around && !chunks ? neighboursOf(inside) : [];
+  const members = inside.concat(guests.slice(0, NEIGHBOURS_MAX)).sort((a, b) => a - b);
+  const left = guests.length - NEIGHBOURS_MAX;
   const size = Math.ceil(members.length / Math.min(PARTS_MAX, Math.ceil(members.length / MEMBERS_MAX)));
   const num = chunks ? Math.ceil(members.length / size) : members.length;
   const ofOp = new Int32Array(numOps).fill(-1);
@@ -97,7 +100,7 @@ function openGroup(inside, label, around) {
   }
   const list = [...merged.values()];
   const view = {
-    key: "group", title: label, labels, ofOp,
+    key: "group", title: clipped(label, 40) + (left > 0 ? `, without ${plural(left, "neighbour")}` : ""), labels, ofOp,
     src: list.map((edge) => edge.src), dst: list.map((edge) => edge.dst),
     reason: list.map((edge) => edge.reason), num: list.map((edge) => edge.num),
     bendX: [], bendY: [], firstBend: new Int32Array(list.length + 1),
@@ -109,13 +112,15 @@ function openGroup(inside, label, around) {
   return finished(view);
 }
 
-function withNeighbours(inside) {
-  const found = new Set(inside);
+function neighboursOf(inside) {
+  const isInside = new Set(inside);
+  const found = new Set();
+  const meet = (op, edge) => edges.reason[edge] !== STREAM_ORDER && !isInside.has(op) && found.add(op);
   for (const op of inside) {
-    for (const edge of incoming(op)) if (edges.reason[edge] !== STREAM_ORDER) found.add(edges.src[edge]);
-    for (const edge of outgoing(op)) if (edges.reason[edge] !== STREAM_ORDER) found.add(edges.dst[edge]);
+    for (const edge of incoming(op)) meet(edges.src[edge], edge);
+    for (const edge of outgoing(op)) meet(edges.dst[edge], edge);
   }
-  return [...found].sort((a, b) => a - b);
+  return [...found];
 }
 
 // In order of the program, in lines; what depends on its neighbour stands beside it.
@@ -129,11 +134,18 @@ function placed(num, list) {
   const y = new Float32Array(num);
   const band = new Int32Array(num);
   const deepest = layer.reduce((a, b) => Math.max(a, b), 0) + 1;
-  const widest = Math.max(...countBy(layer).values());
+  const inLayer = new Uint32Array(deepest);
+  for (const each of layer) inLayer[each]++;
+  const widest = inLayer.reduce((a, b) => Math.max(a, b), 0);
   // A deep graph is broken into lines; a flat one is a grid.
   const lineLength = deepest > 4 * widest
     ? Math.max(4, Math.round(Math.sqrt(0.5 * (widest + 1) * deepest)))
     : deepest;
+  const bandTop = [0];
+  for (let first = 0; first < deepest; first += lineLength) {
+    const tallest = inLayer.subarray(first, first + lineLength).reduce((a, b) => Math.max(a, b), 0);
+    bandTop.push(bandTop.at(-1) + tallest + 1);
+  }
   const isFlat = deepest === 1;
   const gridWidth = Math.max(1, Math.round(Math.sqrt(num * 0.5)));
   for (let node = 0; node < num; node++) {
@@ -146,13 +158,7 @@ function placed(num, list) {
     rows.set(layer[node], row + 1);
     band[node] = Math.floor(layer[node] / lineLength);
     x[node] = layer[node] % lineLength;
-    y[node] = band[node] * (widest + 1) + row;
+    y[node] = bandTop[band[node]] + row;
   }
   return { x, y, band };
-}
-
-function countBy(values) {
-  const counts = new Map();
-  for (const value of values) counts.set(value, (counts.get(value) ?? 0) + 1);
-  return counts;
 }
