@@ -365,7 +365,7 @@ def test_canvases_say_reasons_causes_and_memory(show: Show, trace: sf.Trace) -> 
     written = shown.written()
     assert "read-after-write" in written
     assert {"critical path", "h2d", "d2h", "memory"} <= written
-    assert any(words.startswith("read-after-write: ") for words in written)
+    assert any(re.match(r"waited \S+ us for work on compute0: r", words) for words in written)
     box = shown.page.locator("#memory-canvas").bounding_box()
     shown.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 40)
     assert re.fullmatch(r"in use \S+ \w+, pinned \S+ \w+", shown.page.inner_text("#tip"))
