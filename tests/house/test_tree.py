@@ -55,7 +55,7 @@ def test_no_module_is_longer_than_the_limit(root: Path) -> None:
 
 @pytest.mark.parametrize("top", ["streamflow", "docs", "examples", "tests"])
 def test_no_room_is_empty(root: Path, top: str) -> None:
-    suffixes = {".py", ".md", ".json", ".svg", ".js", ".css"}
+    suffixes = {".py", ".md", ".json", ".svg", ".js", ".css", ".html"}
     files = [Path(name) for name in tracked_files(root) if name.startswith(f"{top}/")]
     rooms = {parent for file in files for parent in file.parents if parent != Path()}
     for room in rooms:
