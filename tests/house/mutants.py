@@ -770,7 +770,7 @@ EDITS = (
         "streamflow/trace/assertion.py",
         "    if found.ratio >= ratio:\n",
         "    if found.ratio >= 0:\n",
-        "tests/unit/trace tests/integration/test_trace_hints.py",
+        "tests/integration/test_trace_assert_overlap.py",
     ),
     Edit(
         "traces",

@@ -311,3 +311,18 @@ def test_an_op_from_before_the_trace_makes_room_all_the_same(run):
             assert not any(edge.reason is EdgeReason.CAPACITY for edge in trace.edges)
 
     run(main)
+
+
+def test_c23_no_event_is_kept_of_what_has_ended(run):
+    async def main():
+        async with virtual() as dev:
+            with dev.trace():
+                notes = dev._core.instrument._notes
+                await dev.get(dev.put(np.ones(1 << 20, np.float32)))
+                await dev.synchronize()
+                assert len(notes) >= 3
+                assert all(
+                    note.base is None and not note.starts and not note.ends for note in notes
+                )
+
+    run(main)
