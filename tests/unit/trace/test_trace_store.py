@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamflow.trace import (
@@ -73,6 +73,7 @@ def small(**more: Any) -> Contents:
     return Contents(**{**facts, **more})
 
 
+@settings(deadline=None)
 @given(
     op_id=ids, kind=text, name=text, stream=text, engine=text | st.none(), nbytes=ids,
     submitted_s=st.floats(-1e6, 1e6), start_s=times, end_s=times, state=text,

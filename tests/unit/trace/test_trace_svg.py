@@ -6,7 +6,7 @@ from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamflow.trace import EdgeReason, Trace, TracedDevice, TracedEdge, TracedMemory, TracedOp
@@ -118,6 +118,7 @@ def test_nothing_outside_is_referred_to() -> None:
     assert svg.count("http") == 1  # the namespace
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_c48_any_name_is_valid_xml(name: str) -> None:
     op = replace(KERNEL, name=name, stream=name, scope=name, task=name, where=name, needs=(name,))

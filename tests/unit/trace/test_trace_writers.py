@@ -170,6 +170,7 @@ def read_dot_label(line: str) -> str:
     return html.unescape(text)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60) | st.sampled_from(AWKWARD))
 def test_c48_any_name_survives_dot(name: str) -> None:
     (line,) = (each for each in to_dot(named(name)).split("\n") if "op0 [" in each)
@@ -178,6 +179,7 @@ def test_c48_any_name_survives_dot(name: str) -> None:
     assert re.fullmatch(r"\s*op0 \[label=S, fillcolor=S, tooltip=S\];", DOT_STRING.sub("S", line))
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60) | st.sampled_from(AWKWARD))
 def test_c48_any_name_survives_mermaid(name: str) -> None:
     (line,) = (each for each in to_mermaid(named(name)).split("\n") if "op0[" in each)
