@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from streamflow.trace.model import Contents, TracedOp
 
-__all__ = ["Bar", "Lane", "device_title", "lane_of", "lanes_of"]
+__all__ = ["Bar", "Lane", "device_title", "lane_of", "lanes_of", "natural"]
 
 _ENGINES = {"h2d": 0, "compute": 1, "d2h": 2}
 _NONE, _HOST, _STAGING = 3, 4, 5
@@ -79,7 +79,7 @@ def lanes_of(contents: Contents) -> tuple[Lane, ...]:
             _ENGINES.get(max(engines, key=lambda each: engines[each]), _NONE) if engines else _NONE
         )
         rank = _HOST if stream == "host" else rank
-        ranked.append(((process, device, rank, _natural(stream)), stream, rows, marks))
+        ranked.append(((process, device, rank, natural(stream)), stream, rows, marks))
     for (process, device), bars in staging.items():
         ranked.append(((process, device, _STAGING, []), "host: staging", _rows(bars), ()))
     ranked.sort(key=lambda each: each[0])
@@ -133,7 +133,7 @@ def _rows(bars: Iterable[Bar]) -> tuple[tuple[Bar, ...], ...]:
     return tuple(map(tuple, rows))
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
+def natural(text: str) -> list[tuple[int, str]]:
     """Sorts ``"compute10"`` behind ``"compute9"``."""
     return [
         (int(part), "") if number % 2 else (-1, part)

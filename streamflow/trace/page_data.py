@@ -15,7 +15,7 @@ from streamflow.trace.explain import sentences_of
 from streamflow.trace.gaps import gap_sentences, idle_gaps
 from streamflow.trace.groups import synopsis
 from streamflow.trace.index import Index
-from streamflow.trace.lanes import lane_of
+from streamflow.trace.lanes import lane_of, natural
 from streamflow.trace.layout import place
 from streamflow.trace.looks import COLOURS, FAILED_COLOUR, printable
 from streamflow.trace.model import Contents, EdgeReason, TracedOp
@@ -139,10 +139,10 @@ def _lanes(contents: Contents) -> dict[tuple[int, int, str], int]:
     for op in contents.ops:
         engines.setdefault(lane_of(op), Counter())[op.engine] += 1
 
-    def key(lane: tuple[int, int, str]) -> tuple[int, int, int, str]:
+    def key(lane: tuple[int, int, str]) -> tuple[int, int, int, list[tuple[int, str]]]:
         known = [engine for engine in engines[lane] if engine in order]
         place = min((order[engine] for engine in known if engine), default=3)
-        return *lane[:2], 4 if lane[2] == "host" else place, lane[2]
+        return *lane[:2], 4 if lane[2] == "host" else place, natural(lane[2])
 
     return {lane: index for index, lane in enumerate(sorted(engines, key=key))}
 

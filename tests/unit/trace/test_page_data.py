@@ -213,3 +213,13 @@ def test_a_notebook_without_igraph_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(__import__("sys").modules, "igraph", None)
     table = Trace.of([op(1)])._repr_html_()
     assert "streamflow-cuda[viz]" in table
+
+
+def test_lanes_come_in_the_order_of_their_numbers() -> None:
+    names = ["compute10", "compute2", "h2d", "compute1"]
+    ops = [
+        op(number, stream=name, engine="h2d" if name == "h2d" else "compute")
+        for number, name in enumerate(names)
+    ]
+    table: Any = page_data(Trace.of(ops))
+    assert table["lanes"] == ["h2d", "compute1", "compute2", "compute10"]
