@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -107,8 +107,11 @@ def _plain(value: Any) -> Any:
 def _read(table: Any, kind: type[_T]) -> tuple[_T, ...]:
     names: Sequence[str] = table["fields"]
     hints = get_type_hints(kind)
-    required = [field.name for field in fields(kind)][: _num_required(kind)]  # type: ignore[arg-type]
-    missing = [name for name in required if name not in names]
+    missing = [
+        field.name
+        for field in fields(kind)  # type: ignore[arg-type]
+        if field.default is MISSING and field.name not in names
+    ]
     if missing:
         raise ValueError(f"{kind.__name__} lacks {', '.join(missing)}")
     columns = [(place, name, hints[name]) for place, name in enumerate(names) if name in hints]
@@ -119,10 +122,6 @@ def _read(table: Any, kind: type[_T]) -> tuple[_T, ...]:
             raise ValueError(f"a row of {kind.__name__} is {row!r:.80}")
         made.append(kind(**{name: _value(row[place], hint) for place, name, hint in columns}))
     return tuple(made)
-
-
-def _num_required(kind: type) -> int:
-    return sum(1 for each in fields(kind) if each.default.__class__.__name__ == "_MISSING_TYPE")
 
 
 def _value(value: Any, hint: Any) -> Any:
